@@ -1,0 +1,55 @@
+"""Every bound in one place, with the relations between them asserted where they are declared.
+
+A receiver compares a size with its bound *before* it allocates. Settings may lower some of these; nothing raises them.
+"""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+# --- the grid (grid law: what a token's rows are depends on the token ids alone)
+UBATCH_TOKENS = 256
+"""Positions are cut at multiples of this, with and without a worker."""
+UBATCH_TOKENS_MIN = 2
+"""A read never ends in a one-row ubatch: one row takes other kernels than many."""
+
+# --- the model
+N_LAYER_MAX = 512
+N_EMBD_MAX = 32_768
+N_VOCAB_MAX = 1 << 20
+N_CTX_MAX = 1 << 20
+KV_PAD_TOKENS = 256
+"""Attention reads the cache in multiples of this many cells (stock llama.cpp pads alike: needed for bit parity)."""
+
+# --- the cable
+FRAME_BYTES_MAX = 256 * MIB
+"""Longest payload a receiver accepts on a binary channel."""
+PING_BYTES_MAX = 64 * MIB
+CONTROL_LINE_BYTES_MAX = 64 * 1024
+ERROR_TEXT_BYTES_MAX = 4096
+FINGERPRINT_TEXT_BYTES_MAX = 256 * 1024
+CHUNK_WINDOW_MAX = 16
+"""Most residual chunks in flight."""
+CHUNK_WINDOW = 2
+SOCKET_BUFFER_BYTES = 4 * MIB
+
+# --- the bus
+BUS_HWM_MESSAGES = 1024
+BUS_HEADER_BYTES_MAX = 1024
+BUS_BODY_BYTES_MAX = 8 * MIB
+BUS_FRAMES_MAX = 8
+
+# --- requests
+REQUESTS_WAITING_MAX = 64
+PROMPT_BYTES_MAX = 16 * MIB
+TOKEN_CREDIT = 256
+"""Tokens the host may send before the gateway grants more."""
+SPLIT_TOKENS_MIN = 513
+"""Reads of at most 512 new tokens stay on the host."""
+
+assert UBATCH_TOKENS % KV_PAD_TOKENS == 0, "a full ubatch ends on a cache pad"
+assert UBATCH_TOKENS_MIN >= 2, "one row takes other kernels"
+assert UBATCH_TOKENS * N_EMBD_MAX * 4 <= FRAME_BYTES_MAX, "a frame holds one ubatch of f32 residual"
+assert FINGERPRINT_TEXT_BYTES_MAX < FRAME_BYTES_MAX
+assert TOKEN_CREDIT < BUS_HWM_MESSAGES, "a stream out of credit never fills the pipe"
+assert CHUNK_WINDOW <= CHUNK_WINDOW_MAX
