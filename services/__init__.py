@@ -1,0 +1,1 @@
+"""Processes on the host: policy, sockets, HTTP. No tensor arithmetic beyond calling the engine."""

@@ -1,0 +1,1 @@
+"""Measures the real processes. Each module is one bench; `report` holds the conventions they share."""

@@ -1,0 +1,20 @@
+"""`outrigger bench NAME`: the measurements. Each lives in services.bench and speaks through services.bench.report."""
+
+from __future__ import annotations
+
+import click
+
+from services.cli.lazy import LazyGroup
+
+BENCHES = {
+    "engine": ("services.bench.engine:command", "The engine against stock llama.cpp of the same build."),
+    "split": ("services.bench.split:command", "Prefill on the host alone against host and worker together."),
+}
+
+
+@click.group(cls=LazyGroup, commands_at=BENCHES)
+def command() -> None:
+    """Measure the real processes. Every bench starts what it needs on free ports and stops it again.
+
+    Raw rows are appended to results/<bench>.jsonl; with --json the last line is one object with all figures.
+    """
