@@ -7,9 +7,12 @@
     │   └── BusyError             the queue is full: ask again later
     ├── SettingError              a setting, flag or environment variable has a bad value
     ├── ModelError                a model file is missing, damaged, or of a kind we do not run
-    │   └── FingerprintError      both ends hold different models
+    │   ├── FingerprintError      both ends hold different models
+    │   └── PackageError          a Core ML package is missing, damaged, or holds what we do not run
+    │       └── BlobError         its weight file is truncated, damaged, or does not fit
     ├── EngineError               a tensor operation was asked with shapes or types that do not fit
-    │   └── OutOfMemoryError      a buffer could not be allocated
+    │   ├── OutOfMemoryError      a buffer could not be allocated
+    │   └── PredictionError       a Core ML program was asked with features that do not fit it
     ├── ProtocolError             somebody broke the wire format
     │   ├── LocalProtocolError    we did (a bug of ours)
     │   └── RemoteProtocolError   the peer did
@@ -18,6 +21,7 @@
     │   ├── LinkDeadlineError     an answer came too late
     │   └── StaleEpochError       the message belongs to an earlier life of the link
     └── ServiceError              a process of ours failed or did not start
+        └── PageLoadError         the device could not load a frozen page; carries the cause
 
 `code` is what crosses the wire (ERR2, Failed); codes are never reused. `status` is the HTTP status of the gateway.
 """
@@ -88,6 +92,18 @@ class FingerprintError(ModelError):
     code = 301
 
 
+class PackageError(ModelError):
+    """A Core ML package (.mlpackage) is missing, damaged, or holds something we do not run."""
+
+    code = 310
+
+
+class BlobError(PackageError):
+    """The weight file of a Core ML package is truncated, damaged, or does not fit what is asked of it."""
+
+    code = 311
+
+
 class EngineError(OutriggerError):
     """Shapes, types or positions handed to the engine do not fit; nothing was computed."""
 
@@ -98,6 +114,12 @@ class OutOfMemoryError(EngineError):
     """A buffer could not be allocated."""
 
     code, status = 401, 503
+
+
+class PredictionError(EngineError):
+    """A Core ML program was asked with features, shapes, states or a function that it does not have."""
+
+    code, status = 402, 400
 
 
 class ProtocolError(OutriggerError):
@@ -146,3 +168,13 @@ class ServiceError(OutriggerError):
     """A process of ours failed, or did not become ready."""
 
     code, status = 700, 503
+
+
+class PageLoadError(ServiceError):
+    """The device could not load a frozen page; ordinary kernels serve its keys. `cause` is one word for metrics."""
+
+    code = 710
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        super().__init__(message)
+        self.cause = cause
