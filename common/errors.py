@@ -141,27 +141,39 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LinkError(OutriggerError):
-    """The cable or the worker failed. What it was asked is discarded whole and redone on the host."""
+    """The cable or the worker failed. What it was asked is discarded whole and redone on the host.
+
+    `cause` is one short word for counters and reports.
+    """
 
     code, status = 600, 503
+    cause = "failed"
+
+    def __init__(self, message: str, *, cause: str | None = None) -> None:
+        super().__init__(message)
+        if cause is not None:
+            self.cause = cause
 
 
 class LinkDownError(LinkError):
     """There is no connection to the worker."""
 
     code = 601
+    cause = "down"
 
 
 class LinkDeadlineError(LinkError):
     """The worker answered too late."""
 
     code = 602
+    cause = "deadline"
 
 
 class StaleEpochError(LinkError):
     """A message of an earlier life of the link."""
 
     code = 603
+    cause = "stale_epoch"
 
 
 class ServiceError(OutriggerError):

@@ -99,6 +99,26 @@ class TokenReady(Message, frozen=True):
     token_id: int
 
 
+class UbatchTimes(Part, frozen=True):
+    """Where the time of one ubatch of a read went. Seconds; the `at` values count from the start of the read."""
+
+    position: int
+    n_tokens: int
+    head_at_s: float
+    head_s: float
+    """Layers before the split on the host; all layers when the ubatch ran on the host alone."""
+    worker_s: float = 0.0
+    """The tail's computing time, as the worker reports it; 0 when it did not take part."""
+    round_trip_s: float = 0.0
+    ack_at_s: float = 0.0
+    """When the host took the worker's answer."""
+    import_s: float = 0.0
+    """Taking the worker's rows over into the host's own tail layers."""
+    tail_at_s: float = 0.0
+    tail_s: float = 0.0
+    """Tail layers on the host (the last ubatch of a split read)."""
+
+
 class ReadReport(Part, frozen=True):
     """Where the prompt's tokens were computed and how long it took."""
 
@@ -110,12 +130,14 @@ class ReadReport(Part, frozen=True):
     split_layer: int = 0
     """First layer of the tail; 0 when nothing was split."""
     bypass_reason: str = ""
-    """Why the worker was not used ("small", "absent", "rested", "slow", "off"); empty when it was."""
+    """Why the worker was not used ("off", "absent", "refused", "rested", "small"); empty when it was."""
     fallbacks: tuple[str, ...] = ()
     """Causes of worker failures after which work was redone on the host."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    stages: tuple[UbatchTimes, ...] = ()
+    """One entry an ubatch, in order; of the run that counted, when the worker failed and the read was redone."""
 
 
 class Finished(Message, frozen=True):
