@@ -35,7 +35,8 @@ SOCKET_BUFFER_BYTES = 4 * MIB
 
 # --- the bus
 BUS_HWM_MESSAGES = 1024
-BUS_HEADER_BYTES_MAX = 1024
+BUS_HWM_DATA_MESSAGES = 2 * CHUNK_WINDOW_MAX
+"""Messages waiting in a socket that carries residuals or rows: each may hold a frame of megabytes."""
 BUS_BODY_BYTES_MAX = 8 * MIB
 BUS_FRAMES_MAX = 8
 
@@ -52,4 +53,5 @@ assert UBATCH_TOKENS_MIN >= 2, "one row takes other kernels"
 assert UBATCH_TOKENS * N_EMBD_MAX * 4 <= FRAME_BYTES_MAX, "a frame holds one ubatch of f32 residual"
 assert FINGERPRINT_TEXT_BYTES_MAX < FRAME_BYTES_MAX
 assert TOKEN_CREDIT < BUS_HWM_MESSAGES, "a stream out of credit never fills the pipe"
+assert CHUNK_WINDOW_MAX < BUS_HWM_DATA_MESSAGES, "a full window never fills the pipe"
 assert CHUNK_WINDOW <= CHUNK_WINDOW_MAX

@@ -8,23 +8,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import UnionType
 
+from common import limits
+from common.errors import LinkDownError, OutriggerError, ServiceError
 from common.wire import messages as m
 
 
 @dataclass(frozen=True)
 class Route:
-    """One named channel: `asker` connects, `owner` binds; `ask` and `answer` are the unions allowed each way."""
+    """One named channel: `asker` connects, `owner` binds; `ask` and `answer` are the unions allowed each way.
 
+    `id` is what the header frame carries (never reused). `hwm` bounds the messages waiting in a socket each way,
+    `frame_bytes_max` the longest frame a socket accepts. `error` is raised when the other end cannot be reached.
+    """
+
+    id: int
     name: str
     asker: str
     owner: str
-    ask: UnionType
+    ask: UnionType | type
     answer: UnionType | type
+    hwm: int = limits.BUS_HWM_MESSAGES
+    frame_bytes_max: int = limits.BUS_BODY_BYTES_MAX
+    error: type[OutriggerError] = ServiceError
 
 
-GENERATE = Route("generate", "gateway", "mac", m.GatewayToMac, m.MacToGateway)
-LINK = Route("link", "mac", "bridge", m.MacToBridge, m.BridgeToMac)
-RESIDUAL = Route("residual", "mac", "bridge", m.MacToBridgeData, m.BridgeToMacData)
-LIFE = Route("life", "any", "launch", m.ToLaunch, m.StateChanged)
+GENERATE = Route(1, "generate", "gateway", "mac", m.GatewayToMac, m.MacToGateway)
+LINK = Route(2, "link", "mac", "bridge", m.MacToBridge, m.BridgeToMac, error=LinkDownError)
+RESIDUAL = Route(
+    3,
+    "residual",
+    "mac",
+    "bridge",
+    m.MacToBridgeData,
+    m.BridgeToMacData,
+    hwm=limits.BUS_HWM_DATA_MESSAGES,
+    frame_bytes_max=limits.FRAME_BYTES_MAX,
+    error=LinkDownError,
+)
+LIFE = Route(4, "life", "any", "launch", m.ToLaunch, m.StateChanged)
 
 ROUTES = {route.name: route for route in (GENERATE, LINK, RESIDUAL, LIFE)}
+assert len({route.id for route in ROUTES.values()}) == len(ROUTES), "a route id names one route"
