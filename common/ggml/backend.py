@@ -1,0 +1,160 @@
+"""Which device computes, with which threads and which memory layouts.
+
+`choose_device` takes the best one the installed libraries know (a GPU where there is one: Metal on a Mac; else the
+CPU). `Backend` runs graphs on it. `weight_layouts` names the memory layouts weights may be copied into: on a CPU the
+repacked ones are faster than the file's own; the AMX one is offered only where a child process has proven that it does
+not fault (see amx_probe.py). Knows nothing of models; used by common/engine.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import EngineError, OutOfMemoryError
+
+from .ffi import DEVICE_CPU, DEVICE_GPU, DEVICE_IGPU, STATUS_SUCCESS, DeviceProps, ThreadpoolParams, lib
+from .log import forget_complaints, last_complaint
+
+AMX_LAYOUT = "AMX"
+AMX_PROBE_SECONDS_MAX = 60
+N_THREADS_MAX = 512
+POLL_PERCENT = 50
+"""How long an idle pool thread spins before it sleeps: ggml's own default."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One entry of libggml's device registry."""
+
+    name: str
+    description: str
+    kind: int
+    maps_host_memory: bool
+    ptr: int
+
+    @property
+    def is_cpu(self) -> bool:
+        """True for the CPU itself."""
+        return self.kind == DEVICE_CPU
+
+
+def devices() -> list[Device]:
+    """Every device of the installed libraries."""
+    found = []
+    for i in range(lib.ggml_backend_dev_count()):
+        ptr = lib.ggml_backend_dev_get(i)
+        props = DeviceProps()
+        lib.ggml_backend_dev_get_props(ptr, C.byref(props))
+        name, description = (props.name or b"").decode(), (props.description or b"").decode()
+        found.append(Device(name, description, props.type, props.caps.buffer_from_host_ptr, ptr))
+    return found
+
+
+def choose_device(wanted: str = "auto") -> Device:
+    """The device to compute on: `auto` (a GPU if there is one, else the CPU), `cpu`, or a device's name.
+
+    Raises EngineError naming the devices there are.
+    """
+    found = devices()
+    if wanted == "auto":
+        order = {DEVICE_GPU: 0, DEVICE_IGPU: 1, DEVICE_CPU: 2}
+        candidates = sorted((d for d in found if d.kind in order), key=lambda d: order[d.kind])
+    else:
+        candidates = [d for d in found if d.name.lower() == wanted.lower()]
+    if not candidates:
+        names = ", ".join(d.name for d in found) or "none"
+        raise EngineError(f"no device {wanted!r}; this machine offers: {names}")
+    return candidates[0]
+
+
+class Backend:
+    """A device made ready to compute, with its own threads when it is the CPU."""
+
+    def __init__(self, device: Device, n_threads: int = 1) -> None:
+        if not 1 <= n_threads <= N_THREADS_MAX:
+            raise EngineError(f"n_threads is {n_threads}; allowed are 1 to {N_THREADS_MAX}")
+        self.device, self.n_threads = device, n_threads
+        self._pool: int | None = None
+        self._ptr: int | None = lib.ggml_backend_dev_init(device.ptr, None)
+        if not self._ptr:
+            raise EngineError(f"device {device.name} did not start: {last_complaint('no reason given')}")
+        if device.is_cpu:
+            self._start_threads()
+        self.buffer_type: int = lib.ggml_backend_get_default_buffer_type(self._ptr)
+
+    def _start_threads(self) -> None:
+        # Without a pool of our own, ggml builds and drops one for every graph where OpenMP is off.
+        params = ThreadpoolParams()
+        lib.ggml_threadpool_params_init(C.byref(params), self.n_threads)
+        params.poll = POLL_PERCENT
+        self._pool = lib.ggml_threadpool_new(C.byref(params))
+        if not self._pool:
+            raise OutOfMemoryError(f"no pool of {self.n_threads} threads could be started")
+        lib.ggml_backend_cpu_set_n_threads(self._ptr, self.n_threads)
+        lib.ggml_backend_cpu_set_threadpool(self._ptr, self._pool)
+
+    @property
+    def name(self) -> str:
+        """Name of the device, as libggml calls it."""
+        return self.device.name
+
+    def supports(self, node_ptr: int) -> bool:
+        """True when the device can run this node as it is (types, shapes, where its weights live)."""
+        return lib.ggml_backend_supports_op(self._ptr, node_ptr)
+
+    def compute(self, graph_ptr: int) -> None:
+        """Runs a graph to its end; other Python threads run meanwhile. Raises EngineError."""
+        status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
+        if status != STATUS_SUCCESS:
+            raise EngineError(f"{self.name} failed to compute (status {status}): {last_complaint('no reason given')}")
+
+    def close(self) -> None:
+        """Frees the device and its threads. Calling it again does nothing."""
+        if self._ptr:
+            lib.ggml_backend_free(self._ptr)
+        if self._pool:
+            lib.ggml_threadpool_free(self._pool)
+        self._ptr = self._pool = None
+
+
+def extra_layouts(device: Device) -> dict[str, int]:
+    """Buffer types beside the default one in which the device keeps weights rearranged: name -> buffer type."""
+    registry = lib.ggml_backend_dev_backend_reg(device.ptr)
+    entry = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    if not entry:
+        return {}
+    array = C.CFUNCTYPE(C.POINTER(C.c_void_p), C.c_void_p)(entry)(device.ptr)
+    layouts: dict[str, int] = {}
+    while array and array[len(layouts)]:
+        buffer_type = array[len(layouts)]
+        layouts[lib.ggml_backend_buft_name(buffer_type).decode()] = buffer_type
+    return layouts
+
+
+def weight_layouts(device: Device) -> dict[str, int]:
+    """As extra_layouts, without those that would kill the process on this machine."""
+    layouts = extra_layouts(device)
+    if AMX_LAYOUT in layouts and not amx_is_safe():
+        del layouts[AMX_LAYOUT]
+    return layouts
+
+
+@functools.cache
+def amx_is_safe() -> bool:
+    """True when a child process ran AMX kernels and lived.
+
+    Some virtual machines advertise AMX and kill the process that uses it; nothing but trying tells them apart.
+    """
+    forget_complaints()
+    command = [sys.executable, "-m", "common.ggml.amx_probe"]
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, timeout=AMX_PROBE_SECONDS_MAX, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

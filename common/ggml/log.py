@@ -1,0 +1,40 @@
+"""What libggml complains about, kept for error texts instead of printed.
+
+The library writes warnings and errors through one process-wide callback. The last few lines are kept here, so that
+an EngineError or ModelError can say what the library said. Knows nothing else; called by header.py and backend.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .ffi import LOG_CALLBACK, lib
+
+LOG_LEVEL_WARN, LOG_LEVEL_ERROR, LOG_LEVEL_CONTINUED = 3, 4, 5
+COMPLAINTS_MAX = 16
+
+_complaints: deque[str] = deque(maxlen=COMPLAINTS_MAX)
+_last_level = 0
+
+
+@LOG_CALLBACK
+def _keep(level: int, text: bytes, _user_data: object) -> None:
+    global _last_level
+    if level != LOG_LEVEL_CONTINUED:
+        _last_level = level
+    line = text.decode("utf-8", "replace").strip()
+    if line and _last_level in (LOG_LEVEL_WARN, LOG_LEVEL_ERROR):
+        _complaints.append(line)
+
+
+def forget_complaints() -> None:
+    """Empties the store: what is read afterwards was said afterwards."""
+    _complaints.clear()
+
+
+def last_complaint(otherwise: str) -> str:
+    """The newest complaint of the library, or `otherwise` when it said nothing."""
+    return _complaints[-1] if _complaints else otherwise
+
+
+lib.ggml_log_set(_keep, None)
