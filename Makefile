@@ -1,0 +1,111 @@
+# The verbs of the house. Each target is one line of help and does one thing; what is not built yet says so and fails.
+# Set-up happens by itself: every target that needs it asks services/setup, which does only what is missing.
+
+SHELL := /bin/sh
+OUTRIGGER := .venv/bin/outrigger
+PYTEST := .venv/bin/python -m pytest
+ARGS ?=
+
+# PYTHON=python3.12 chooses one; otherwise the first of these that starts and has a fitting version is taken.
+PYTHON ?=
+FIND_PYTHON = python=$(PYTHON); if [ -z "$$python" ]; then python=python3; \
+	for each in python3 python3.13 python3.12 python3.11; do \
+	if $$each -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
+	then python=$$each; break; fi; done; fi
+SET_UP = @$(FIND_PYTHON); $$python -m services.setup
+NOT_BUILT = @echo "make $@: not built yet; CHANGELOG.md tells what is" >&2; exit 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test test-system check laws bench verify drill soak up down status logs chat doctor \
+	split pages dashboards service docs clean distclean
+
+help: ## print this list
+	@echo "Outrigger: one model on two devices. Targets of this Makefile:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "Variables: ARGS=\"...\" for the command behind a target, PYTHON=python3.12 for the set-up,"
+	@echo "OUTRIGGER_WHEEL_DIR=folder where compiled wheels are shared between checkouts, OUTRIGGER_MODEL=model.gguf."
+
+setup: ## make .venv, compile the engine once (about five minutes), fetch the small model
+	$(SET_UP)
+
+run: ## set up, then serve in the foreground: gateway, mac, bridge and a worker on this machine
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) run $(ARGS)
+
+test: ## set up, then run the tests (no other packages needed)
+	$(SET_UP) --quiet
+	@$(PYTEST) $(ARGS) || { code=$$?; echo "make test: failed (pytest exit code $$code)" >&2; exit $$code; }
+
+test-system: ## run the tests that need packages beyond Python's (not built yet)
+	$(NOT_BUILT)
+
+check: ## format, lint, types and the architecture test
+	$(SET_UP) --quiet --with dev
+	@.venv/bin/ruff format --check . || { echo "make check: run .venv/bin/ruff format ." >&2; exit 1; }
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@$(PYTEST) -q tests/test_architecture.py
+
+laws: ## the laws of the house as property tests: split, merge, wire, grid
+	$(SET_UP) --quiet
+	@$(PYTEST) $(ARGS) tests/laws
+
+bench: ## measure the engine and the split on this machine (ARGS="--quick" for minutes)
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) bench engine $(ARGS)
+	@$(OUTRIGGER) bench split $(ARGS)
+
+verify: ## same tokens with a worker, without one, and with one that dies mid-read
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) verify $(ARGS)
+
+split: ## write a worker's part of a model: make split ARGS="MODEL -L LAYER OUT"
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) split $(ARGS)
+
+demo: ## read a long document alone and with a worker, and cut the cable once (not built yet)
+	$(NOT_BUILT)
+
+drill: ## faults on purpose: cut, freeze, corrupt, restart (not built yet)
+	$(NOT_BUILT)
+
+soak: ## hours of mixed traffic under faults (not built yet)
+	$(NOT_BUILT)
+
+up: ## serve in the background (not built yet)
+	$(NOT_BUILT)
+
+down: ## stop what `up` started (not built yet)
+	$(NOT_BUILT)
+
+status: ## what runs, and how it is (not built yet)
+	$(NOT_BUILT)
+
+logs: ## follow the logs of all processes (not built yet)
+	$(NOT_BUILT)
+
+chat: ## talk to the model in the terminal (not built yet)
+	$(NOT_BUILT)
+
+doctor: ## examine this machine and the cable (not built yet)
+	$(NOT_BUILT)
+
+pages: ## hold old KV pages on the worker (not built yet)
+	$(NOT_BUILT)
+
+dashboards: ## Prometheus and Grafana with our dashboards (not built yet)
+	$(NOT_BUILT)
+
+service: ## install as a service of this machine (not built yet)
+	$(NOT_BUILT)
+
+docs: ## check and print the documents (not built yet)
+	$(NOT_BUILT)
+
+clean: ## remove .venv, results, models, caches and logs; keeps the compiled wheels
+	@rm -rf .venv results build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@for each in .outrigger/*; do [ "$$each" = .outrigger/wheels ] || rm -rf "$$each"; done
+	@find common services device tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and the compiled wheels too
+	@rm -rf .outrigger
