@@ -94,7 +94,7 @@ def test_unusable_files_are_refused_with_a_cause(tmp_path, smollm2):
         Vocabulary.load(tmp_path / "text.gguf")
     with smollm2.open("rb") as file:
         (tmp_path / "cut.gguf").write_bytes(file.read(100_000))
-    with pytest.raises(ModelError, match="could not be loaded: .*gguf"):
+    with pytest.raises(ModelError, match=r"could not be loaded: .*gguf"):
         Vocabulary.load(tmp_path / "cut.gguf")
 
 

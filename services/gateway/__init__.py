@@ -1,0 +1,18 @@
+"""The gateway: the OpenAI-compatible door of the house. HTTP and text outside, token ids and bus messages inside.
+
+It owns the chat template, the tokenizer, the incremental detokeniser, the table of requests, deadlines and cancelling.
+It does not know tensors, layers, the worker or the cable; the host (services.mac) tells it what happened by messages.
+
+    requests   what a client may ask (types), and what is refused by name
+    reading    bytes of a body -> a request, or an error that names parameter, value and range
+    template   messages -> text, by the model's own chat template
+    prompt     text -> token ids -> the Generate message
+    text       token bytes -> text that may be sent (UTF-8, stop strings)
+    streams    the table of running requests: messages of the host in, pieces of answers out
+    answers    pieces -> OpenAI-shaped bodies and chunks; errors -> OpenAI-shaped errors
+    sse        bodies -> server-sent events
+    host       the bus: carries out what `streams` decided
+    server     HTTP: carries out everything else
+
+All but the last two are pure: no socket, no clock, no task.
+"""
