@@ -16,10 +16,14 @@
     ├── ProtocolError             somebody broke the wire format
     │   ├── LocalProtocolError    we did (a bug of ours)
     │   └── RemoteProtocolError   the peer did
+    │       └── HashMismatchError its bytes are not those it hashed
     ├── LinkError                 the cable or the worker failed; the read is redone on the host
     │   ├── LinkDownError         no connection
     │   ├── LinkDeadlineError     an answer came too late
-    │   └── StaleEpochError       the message belongs to an earlier life of the link
+    │   ├── StaleEpochError       the message belongs to an earlier life of the link
+    │   ├── WorkerBusyError       the worker serves another host
+    │   ├── WorkerRefusedError    the worker said no to one operation; the link stays up
+    │   └── BasePeerError         the peer lacks the extension messages that tail work needs
     └── ServiceError              a process of ours failed or did not start
         └── PageLoadError         the device could not load a frozen page; carries the cause
 
@@ -122,6 +126,18 @@ class PredictionError(EngineError):
     code, status = 402, 400
 
 
+class PositionError(EngineError):
+    """A chunk, row range or snapshot does not fit where the mirror stands."""
+
+    code = 410
+
+
+class NonFiniteError(EngineError):
+    """A residual holds infinities or NaN; it was not computed."""
+
+    code = 411
+
+
 class ProtocolError(OutriggerError):
     """The wire format was broken."""
 
@@ -138,6 +154,12 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent something the protocol does not allow."""
 
     code = 502
+
+
+class HashMismatchError(RemoteProtocolError):
+    """A frame's bytes are not the ones its sender hashed."""
+
+    code = 503
 
 
 class LinkError(OutriggerError):
@@ -174,6 +196,27 @@ class StaleEpochError(LinkError):
 
     code = 603
     cause = "stale_epoch"
+
+
+class WorkerBusyError(LinkError):
+    """The worker serves another host that is alive."""
+
+    code = 604
+    cause = "busy"
+
+
+class WorkerRefusedError(LinkError):
+    """The worker refused one operation (ERR2); the link is up and the mirror is where the answer says."""
+
+    code = 605
+    cause = "refused"
+
+
+class BasePeerError(LinkError):
+    """The peer speaks the base protocol only."""
+
+    code = 606
+    cause = "base_peer"
 
 
 class ServiceError(OutriggerError):

@@ -31,6 +31,10 @@ FINGERPRINT_TEXT_BYTES_MAX = 256 * 1024
 CHUNK_WINDOW_MAX = 16
 """Most residual chunks in flight."""
 CHUNK_WINDOW = 2
+CHUNK_TOKENS_MAX = 4096
+"""Most tokens in one residual chunk."""
+ROW_SECTIONS_MAX = 4 * N_LAYER_MAX
+"""Most sections of a ROWS blob: four kinds a layer."""
 SOCKET_BUFFER_BYTES = 4 * MIB
 
 # --- the bus
@@ -55,3 +59,4 @@ assert FINGERPRINT_TEXT_BYTES_MAX < FRAME_BYTES_MAX
 assert TOKEN_CREDIT < BUS_HWM_MESSAGES, "a stream out of credit never fills the pipe"
 assert CHUNK_WINDOW_MAX < BUS_HWM_DATA_MESSAGES, "a full window never fills the pipe"
 assert CHUNK_WINDOW <= CHUNK_WINDOW_MAX
+assert UBATCH_TOKENS <= CHUNK_TOKENS_MAX
