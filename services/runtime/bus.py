@@ -17,7 +17,6 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +88,7 @@ class _Channel:
         self._own_context = zmq.Context() if keys else None
         self._context = self._own_context or zmq.Context.instance()
         self._judge: ThreadAuthenticator | None = None
+        self._monitor: zmq.Socket | None = None
         self._socket = self._new_socket()
         try:
             self._configure()
@@ -173,8 +173,9 @@ class _Channel:
 
     def _release(self) -> None:
         self._closed = True
-        with suppress(zmq.ZMQError):
+        if self._monitor is not None:
             self._socket.disable_monitor()
+            self._monitor.close()
         self._socket.close()
         if self._judge:
             self._judge.stop()
@@ -349,7 +350,9 @@ class _BlockingChannel(_Channel):
         finally:
             for other in sockets:
                 self._poller.unregister(other)
-        return [self if item is self._socket else item for item in ready]
+        # The poller answers with descriptors for everything that is not a ZeroMQ socket.
+        by_fd = {other.fileno(): other for other in sockets}
+        return [self if item is self._socket else by_fd[item] for item in ready]
 
     def close(self) -> None:
         """Close the socket; what was sent has LINGER_MS to leave."""
