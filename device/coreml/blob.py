@@ -133,6 +133,11 @@ def unpack_bits(data: np.ndarray, bits: int, n_elements: int) -> np.ndarray:
     return (planes << np.arange(bits, dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
 
 
+def sign_extend_4(values: np.ndarray) -> np.ndarray:
+    """Unpacked 4-bit two's complement as i8: 0..15 becomes 0..7, -8..-1."""
+    return (values ^ 8).astype(np.int8) - np.int8(8)
+
+
 def read_entries(path: Path | str) -> tuple[BlobEntry, ...]:
     """Every blob of a weight file, after checking header, metadata, bounds, alignment and that nothing follows.
 
@@ -249,9 +254,7 @@ def _decode(raw: np.ndarray, entry: BlobEntry) -> np.ndarray:
     if entry.type is BlobType.BFLOAT16:
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     values = unpack_bits(raw, entry.type.bits, entry.n_elements)
-    if entry.type is BlobType.INT4:
-        return ((values ^ 8).astype(np.int8) - 8).astype(np.int8)
-    return values
+    return sign_extend_4(values) if entry.type is BlobType.INT4 else values
 
 
 def layout(sizes: Sequence[int]) -> list[int]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
+import shutil
 import sys
+import uuid
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from common.errors import PackageError
@@ -49,7 +53,10 @@ def mil_proto() -> Any:
 @functools.cache
 def coremltools() -> Any:
     """The package itself: the builder, the converter, and on a Mac the runtime."""
-    return _load("coremltools")
+    package = _load("coremltools")
+    # Its progress bar writes to the terminal of whoever runs us and cannot be turned off: iterate plainly instead.
+    _load("coremltools.converters.mil.mil.passes.pass_pipeline").tqdm = lambda passes, **_: passes
+    return package
 
 
 @functools.cache
@@ -62,6 +69,47 @@ def builder() -> Any:
 def mil_types() -> Any:
     """Element types of MIL programs (fp16, int32, ...)."""
     return _load("coremltools.converters.mil.mil").types
+
+
+def save_program(program: Any, path: Path) -> None:
+    """Save a MIL program as a .mlpackage at `path` (replaced if it exists), exactly as it was built.
+
+    No pass runs: the default pipeline merges equal constants, which breaks templates, and merges a second `read_state`
+    into the first, which breaks states. The result depends on the program alone: protobuf maps are written in order and
+    the manifest's identifiers are derived, so that equal programs give equal bytes in every process.
+    """
+    ct = coremltools()
+    shutil.rmtree(path, ignore_errors=True)
+    with quiet():
+        ct.convert(
+            program,
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT16,
+            compute_units=ct.ComputeUnit.CPU_AND_NE,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+            package_dir=str(path),
+        )
+    _make_reproducible(path)
+
+
+def _make_reproducible(path: Path) -> None:
+    manifest_path = path / "Manifest.json"
+    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    names = {
+        key: str(uuid.uuid5(uuid.NAMESPACE_URL, item["path"])).upper()
+        for key, item in manifest["itemInfoEntries"].items()
+    }
+    text = json.dumps(manifest, indent=4, sort_keys=True)
+    for key, name in names.items():
+        text = text.replace(key, name)
+    manifest_path.write_text(json.dumps(json.loads(text), indent=4, sort_keys=True) + "\n", encoding="utf-8")
+    root = json.loads(text)
+    model_path = path / "Data" / root["itemInfoEntries"][root["rootModelIdentifier"]]["path"]
+    model = model_proto().Model()
+    model.ParseFromString(model_path.read_bytes())
+    model_path.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def runtime_available() -> bool:

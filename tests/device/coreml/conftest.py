@@ -1,0 +1,33 @@
+"""Shared by the Core ML tests: small programs built by coremltools, saved, and opened by the interpreter."""
+
+import pytest
+
+pytest.importorskip("coremltools", reason="Core ML tests need the extra: pip install 'outrigger[coreml]'")
+
+from device.coreml import toolchain
+from device.coreml.reference import Arithmetic, Program
+
+
+@pytest.fixture(scope="session")
+def mil():
+    """The builder, the element types and the newest opset: (mb, types, opset)."""
+    coremltools = toolchain.coremltools()
+    return toolchain.builder(), toolchain.mil_types(), coremltools.target.iOS18
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """build(program) -> path of the saved package."""
+
+    def save(program, name="model"):
+        path = tmp_path_factory.mktemp("package") / f"{name}.mlpackage"
+        toolchain.save_program(program, path)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def load(build):
+    """load(program, arithmetic...) -> an interpreter Program over the saved package."""
+    return lambda program, *arithmetic: Program.load(build(program), Arithmetic(*arithmetic))
