@@ -1,8 +1,8 @@
 """The link: who may say what when, on either end of one binary channel. Frames in, events out; no socket, no clock.
 
 Host and worker run this same object from opposite ends; it knows its role only to tell "may I say this" from
-"may they say this". The tables are in `grammar`. Time is passed in. What a chunk means, and whether its position fits the mirror, is the worker's
-business; how bytes become frames is `stream`'s.
+"may they say this". The tables are in `grammar`. Time is passed in. What a chunk means, and whether its position fits
+the mirror, is the worker's business; how bytes become frames is `stream`'s.
 
 One mistake of the peer's ends the connection: `receive` raises RemoteProtocolError, the caller says so once
 (`farewell`) and closes. Two things do not: a stale epoch (dropped, counted) and a wrong hash (`Refused`: the operation
