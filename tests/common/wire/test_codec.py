@@ -113,10 +113,10 @@ def test_wrong_frame_lengths_are_refused(said, data):
     frames = [bytes(frame) for frame in BusCodec(route, side).encode(message, arrays, epoch=1, seq=1)]
     change = data.draw(st.sampled_from(["add", "drop", "longer", "shorter"] if arrays else ["add"]))
     damaged = {
-        "add": frames + [b""],
+        "add": [*frames, b""],
         "drop": frames[:-1],
-        "longer": frames[:-1] + [frames[-1] + b"x"],
-        "shorter": frames[:-1] + [frames[-1][:-1]],
+        "longer": [*frames[:-1], frames[-1] + b"x"],
+        "shorter": [*frames[:-1], frames[-1][:-1]],
     }[change]
     if damaged == frames:
         return

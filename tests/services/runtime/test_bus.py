@@ -31,7 +31,7 @@ def run(coroutine):
 
 async def until(condition):
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (what is waited for happens inside ZeroMQ)
             await asyncio.sleep(0.005)
 
 
@@ -270,7 +270,7 @@ def test_a_closed_channel_ends_its_readers(run_dir):
     run(talk())
 
 
-# --- threads -----------------------------------------------------------------------------------------------------------
+# --- threads ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -334,7 +334,7 @@ def test_a_thread_waits_for_its_route_and_other_sockets_at_once(run_dir):
         assert owner.recv(0).message == m.TakeSnapshot(1, 1, 0)
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------
+# --- keys ----------------------------------------------------------------------------------------------------
 
 
 def curve(own, *pinned):
