@@ -84,10 +84,9 @@ class Geometry:
 
     @property
     def rope_sections(self) -> tuple[int, int, int, int]:
-        """Rotary pairs by position axis (time, height, width, none), in the proportions 6:5:5."""
+        """Rotary pairs that follow the position axes time, height, width, none; the first three take turns."""
         pairs = self.n_rot // 2
-        side = pairs * 5 // 16
-        return pairs - 2 * side, side, side, 0
+        return (pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0
 
     @property
     def key_dim(self) -> int:
