@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from common.errors import EngineError, OutOfMemoryError
 
 from .ffi import DEVICE_CPU, DEVICE_GPU, DEVICE_IGPU, STATUS_SUCCESS, DeviceProps, ThreadpoolParams, lib
@@ -112,6 +114,14 @@ class Backend:
         status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
         if status != STATUS_SUCCESS:
             raise EngineError(f"{self.name} failed to compute (status {status}): {last_complaint('no reason given')}")
+
+    def map_host_memory(self, memory: np.ndarray, tensor_bytes_max: int) -> int | None:
+        """A buffer over memory that is mapped already (a model file), page-aligned; None when the device cannot."""
+        if not self.device.maps_host_memory:
+            return None
+        return lib.ggml_backend_dev_buffer_from_host_ptr(
+            self.device.ptr, memory.ctypes.data, memory.nbytes, tensor_bytes_max
+        )
 
     def close(self) -> None:
         """Frees the device and its threads. Calling it again does nothing."""

@@ -120,7 +120,7 @@ class GraphBuilder:
         row = lib.ggml_row_size(a.type, ne[0])
         nb = [*strides]
         while len(nb) < 3:
-            nb.append((nb[-1] if nb else row) * ne[len(nb)])
+            nb.append(nb[-1] * ne[len(nb)] if nb else row)
         end = offset + row + sum((n - 1) * b for n, b in zip(ne[1:], nb, strict=True))
         if min(ne) < 1 or offset < 0 or end > a.n_bytes:
             raise EngineError(f"view {list(shape)} at {offset} with strides {list(strides)} lies outside {a!r}")

@@ -132,3 +132,10 @@ def _check(spec: ModelSpec, name: str, shape: tuple[int, ...], *, f32: bool) -> 
         wanted = ", ".join(type_name(t) for t in sorted(allowed))
         raise ModelError(f"{spec.path}: tensor {name} has type {type_name(info.type)}; supported: {wanted}")
     return info
+
+
+def matrices(spec: ModelSpec) -> set[str]:
+    """Names (`output` for the output matrix) of the tensors that are only ever multiplied with rows."""
+    parts = {p for kinds in ARCHITECTURES[spec.arch].values() for p, shape in kinds.items() if len(shape) == 2}
+    parts -= F32_ONLY
+    return {"output"} | {n for n in spec.tensors if n.startswith("blk.") and n.split(".", 2)[2] in parts}

@@ -1,0 +1,104 @@
+"""Engine: one model file made ready on one device. Loads, hands out LayerSpans, closes.
+
+Used by one thread at a time; computing releases the interpreter lock. Used by services/mac, device/worker and the benches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from common.errors import EngineError
+from common.ggml.backend import Backend, choose_device
+from common.ggml.ffi import WHEEL_VERSION, lib
+from common.limits import KV_PAD_TOKENS, N_CTX_MAX, UBATCH_TOKENS
+from common.model.gguf import GgufFile
+from common.model.layout import matrices
+from common.model.spec import ModelSpec
+from common.state.sequence import SequenceState
+
+from .graphs import GraphCache
+from .inputs import Inputs
+from .span import LayerSpan
+from .weights import WeightLayout, Weights
+
+
+class Engine:
+    """Made by `Engine.load`. `spec` says what the model is, `n_ctx` how many positions fit, `n_ubatch` how many rows run
+    in one pass."""
+
+    def __init__(self, spec: ModelSpec, backend: Backend, weights: Weights, n_ctx: int, n_ubatch: int) -> None:
+        self.spec, self.n_ctx, self.n_ubatch = spec, n_ctx, n_ubatch
+        self._backend, self._weights = backend, weights
+        buffer_type = backend.buffer_type
+        self.state = SequenceState(spec, n_ctx, buffer_type)
+        self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), buffer_type)
+        self.graphs = GraphCache(backend, weights, self.state, self._inputs)
+        self._spans: dict[tuple[int, int], LayerSpan] = {}
+        self.graphs.reserve(n_ubatch)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        n_ubatch: int = UBATCH_TOKENS,
+        weights: WeightLayout = "repack",
+        device: str = "auto",
+    ) -> Engine:
+        """Loads the layers a GGUF file holds (a whole model or a tail).
+
+        n_ctx is rounded up to a multiple of KV_PAD_TOKENS. Raises ModelError for the file, EngineError for everything
+        else (OutOfMemoryError when memory is short).
+        """
+        if not 1 <= n_ctx <= N_CTX_MAX:
+            raise EngineError(f"n_ctx is {n_ctx}; allowed are 1 to {N_CTX_MAX}")
+        if not 1 <= n_ubatch <= N_CTX_MAX:
+            raise EngineError(f"n_ubatch is {n_ubatch}; allowed are 1 to {N_CTX_MAX}")
+        n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
+        spec = ModelSpec.read(path)
+        backend = Backend(choose_device(device), n_threads)
+        placed = Weights(GgufFile(path), backend, weights, matrices(spec))
+        return cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx))
+
+    def span(self, first: int, last: int) -> LayerSpan:
+        """Layers [first, last) as one function. Raises EngineError when the file does not hold them."""
+        layers = self.spec.layers
+        if not layers.start <= first < last <= layers.stop:
+            raise EngineError(f"layers [{first}, {last}) are not in [{layers.start}, {layers.stop}) of this file")
+        if first == 0 and not self.spec.has_embedding:
+            raise EngineError("the file has no token embedding")
+        return self._spans.setdefault((first, last), LayerSpan(self, first, last))
+
+    def describe(self) -> dict[str, Any]:
+        """Which kernels, layouts and device run, for logs and benches."""
+        return {
+            "wheel": WHEEL_VERSION,
+            "ggml": lib.ggml_version().decode(),
+            "device": self._backend.device.name,
+            "device_description": self._backend.device.description,
+            "n_threads": self._backend.n_threads,
+            "attention": "fused",
+            "kv_type": "f16",
+            "weights": dict(self._weights.placement),
+            "n_ctx": self.n_ctx,
+            "n_ubatch": self.n_ubatch,
+            "state_bytes": self.state.n_bytes,
+            "compute_bytes": self.graphs.compute_bytes,
+        }
+
+    def close(self) -> None:
+        """Frees everything; spans are dead afterwards. Calling it again does nothing."""
+        self.graphs.close()
+        self._inputs.close()
+        self.state.close()
+        self._weights.close()
+        self._backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,149 @@
+"""GraphCache: the graphs of an engine, built once and used for every step of the same shape.
+
+A graph is told apart by its layers, rows and logits. How far back attention reads is not part of that: a finished graph
+is aimed at another cache extent by rewriting the extents of the views concerned. All graphs share one compute buffer.
+Used by span.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import EngineError
+from common.ggml.backend import Backend
+from common.ggml.graph import ComputeBuffer, Graph, GraphBuilder
+from common.ggml.tensor import Tensor
+from common.state.sequence import SequenceState
+
+from .arch import SELECTS_EARLY, builder
+from .inputs import Inputs
+from .step import Step
+from .weights import OUTPUT, Weights
+
+GRAPHS_MAX = 24
+NODES_PER_LAYER_MAX = 80
+NODES_OUTSIDE_LAYERS_MAX = 32
+
+GraphKey = tuple[int, int, int, int]
+"""first layer, end layer, rows in, rows of logits out"""
+
+
+@dataclass
+class PlacedGraph:
+    """A graph with memory: what it yields (None when only rows and states are kept), and what follows the cache."""
+
+    graph: Graph
+    result: Tensor | None
+    reach: list[Tensor]
+    mask: Tensor | None
+    n_kv: int
+
+    def aim(self, n_kv: int) -> None:
+        """Lets attention read the cells [0, n_kv)."""
+        if n_kv == self.n_kv:
+            return
+        self.n_kv = n_kv
+        for view in self.reach:
+            view.struct.ne[1] = n_kv
+        if self.mask is not None:
+            struct = self.mask.struct
+            struct.ne[0] = n_kv
+            struct.nb[1] = n_kv * struct.nb[0]
+            struct.nb[2] = struct.nb[3] = struct.nb[1] * struct.ne[1]
+
+
+class GraphCache:
+    """Builds, places, keeps and runs graphs over one state, one set of weights and one set of inputs."""
+
+    def __init__(self, backend: Backend, weights: Weights, state: SequenceState, inputs: Inputs) -> None:
+        self._backend, self._weights, self._state, self._inputs = backend, weights, state, inputs
+        self._spec = state.spec
+        self._buffer = ComputeBuffer(backend)
+        self._graphs: OrderedDict[GraphKey, PlacedGraph] = OrderedDict()
+        self.n_built = 0
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of intermediate results."""
+        return self._buffer.n_bytes
+
+    def reserve(self, n_tokens: int) -> None:
+        """Takes the memory the largest usual graph needs, and checks that the backend can run all of it."""
+        layers = self._spec.layers
+        n_out = 1 if self._spec.has_output else 0
+        placed = self._get((layers.start, layers.stop, n_tokens, n_out), self._state.n_ctx)
+        if missing := placed.graph.unsupported(self._backend):
+            raise EngineError(f"{self._backend.name} cannot run {', '.join(missing)} of this model")
+
+    def run(self, key: GraphKey, rows: np.ndarray, position: int, n_kv: int) -> np.ndarray:
+        """Runs a graph on rows at `position`; returns f32 [n_rows, n_embd or n_vocab], or [0, 0] when it yields none."""
+        _, _, n_tokens, n_out = key
+        placed = self._get(key, n_kv)
+        placed.aim(n_kv)
+        self._inputs.write_rows(rows)
+        self._inputs.write_place(position, n_tokens, n_kv)
+        if 0 < n_out < n_tokens:
+            self._inputs.write_out_ids(n_tokens, n_out)
+        self._backend.compute(placed.graph.ptr)
+        if placed.result is None:
+            return np.empty((0, 0), np.float32)
+        return placed.result.read(np.empty(placed.result.ne[1::-1], np.float32))
+
+    def _get(self, key: GraphKey, n_kv: int) -> PlacedGraph:
+        placed = self._graphs.get(key)
+        if placed is not None:
+            self._graphs.move_to_end(key)
+            return placed
+        if len(self._graphs) >= GRAPHS_MAX:
+            self._graphs.popitem(last=False)[1].graph.close()
+        placed = self._build(key, n_kv)
+        if self._buffer.place(placed.graph):
+            self._drop_all()
+        self._graphs[key] = placed
+        return placed
+
+    def _build(self, key: GraphKey, n_kv: int) -> PlacedGraph:
+        first, last, n_tokens, n_out = key
+        g = GraphBuilder((last - first) * NODES_PER_LAYER_MAX + NODES_OUTSIDE_LAYERS_MAX)
+        try:
+            early = SELECTS_EARLY[self._spec.arch]
+            step = Step(g, self._weights, self._state, self._inputs, first, last, n_tokens, n_out, n_kv, early)
+            result = self._chain(step)
+        except BaseException:
+            g.drop()
+            raise
+        self.n_built += 1
+        return PlacedGraph(g.finish(), result, step.reach, step.mask, n_kv)
+
+    def _chain(self, step: Step) -> Tensor | None:
+        """Embedding or residual, the layers, and the output head where the span ends the model."""
+        g, n_embd = step.builder, self._spec.n_embd
+        if step.first == 0:
+            x: Tensor | None = g.get_rows(self._weights["token_embd.weight"], g.view(self._inputs.tokens, (step.n_tokens,)))
+        else:
+            x = g.view(self._inputs.residual, (n_embd, step.n_tokens))
+        build_layer = builder(self._spec.arch)
+        for layer in range(step.first, step.last):
+            assert x is not None, "only the last layer of a model ends early"
+            x = build_layer(step, layer, x)
+        if x is None:
+            return None
+        if step.ends_model:
+            x = g.norm(x, self._weights["output_norm.weight"], self._spec.eps)
+            if not step.selects_early:
+                x = step.select(x)
+            x = g.matmul(self._weights[OUTPUT], x)
+        return Tensor(g.output(x).ptr)
+
+    def _drop_all(self) -> None:
+        for placed in self._graphs.values():
+            placed.graph.close()
+        self._graphs.clear()
+
+    def close(self) -> None:
+        """Frees graphs and compute buffer. Calling it again does nothing."""
+        self._drop_all()
+        self._buffer.close()
