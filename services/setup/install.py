@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,7 @@ def set_up(arguments: list[str], checkout: Path = CHECKOUT) -> int:
     parser.add_argument("--with", dest="extras", action="append", default=[], metavar="EXTRA")
     options = parser.parse_args(arguments)
     place = Place(checkout)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         plan = Plan(place, {ALWAYS_WITH, *options.extras})
         if not plan.missing():

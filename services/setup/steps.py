@@ -21,7 +21,9 @@ from services.setup.checks import SetupError
 
 QUIET_S = 2.0
 LINE_EVERY_S = 15.0
-TAIL_LINES = 25
+TAIL_LINES = 12
+TAIL_CHARACTERS = 160
+ERROR_LINE = re.compile(r"\b(error|fatal error|FAILED):")
 NINJA_COUNT = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 PIP_DOING = re.compile(r"^\s*(Collecting|Downloading|Installing|Building|Preparing|Getting|Processing)\b.*")
 
@@ -76,7 +78,7 @@ class Progress:
             self.out.flush()
         elif not self.live and now - self._told >= LINE_EVERY_S:
             self._told = now
-            self._write(f"{self._label}  {clock(elapsed)}  {doing}")
+            self._write(f"{self._label}  {clock(elapsed)}  {doing[:60]}")
 
     def done(self, word: str = "done") -> None:
         """End the step."""
@@ -164,7 +166,9 @@ def _failure(command: list[str], code: int, log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         output = file.read().decode("utf-8", "replace")
-    tail = [f"    {line}" for line in output.strip().splitlines()[-TAIL_LINES:]]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines[:-TAIL_LINES] if ERROR_LINE.search(line)]
+    tail = [f"    {line[:TAIL_CHARACTERS]}" for line in [*errors[-TAIL_LINES:], *lines[-TAIL_LINES:]]]
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
     remedy = next(
         (text for pattern, text in REMEDIES if pattern.search(output)), "see the log, then run it again"
