@@ -1,6 +1,7 @@
 """From a token's bytes to text that may leave: incremental UTF-8, and stop strings that never leak.
 
-Pure. However the bytes are cut into tokens, the joined pieces equal the text decoded at once, up to the first stop string.
+Pure. However the bytes are cut into tokens, the joined pieces equal the text decoded at once, up to the first stop
+string.
 Called by streams.py, once for each request.
 """
 

@@ -1,0 +1,125 @@
+"""A request to what the host is asked: template, tokens, limits, and the Generate message.
+
+Holds the vocabulary and the chat template of the served model; knows no HTTP and no bus. Safe to call from several
+threads: long prompts are prepared off the event loop. Called by server.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import ContextExceededError, RequestError
+from common.ggml.vocabulary import Vocabulary
+from common.wire.messages import Sampling
+from services.gateway.failures import unknown_model
+from services.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one request comes to."""
+
+    ids: np.ndarray
+    """The prompt, i32 [n_tokens]."""
+    max_tokens: int
+    sampling: Sampling
+    stops: tuple[str, ...]
+
+
+class PromptReader:
+    """Turns requests for one model into jobs."""
+
+    def __init__(self, model_name: str, vocabulary: Vocabulary) -> None:
+        """Raises ModelError when the model's chat template cannot be compiled."""
+        self.model_name = model_name
+        self.vocabulary = vocabulary
+        self._template = (
+            ChatTemplate(
+                vocabulary.chat_template,
+                bos_token=_text_of(vocabulary, vocabulary.bos_id),
+                eos_token=_text_of(vocabulary, vocabulary.eos_id),
+            )
+            if vocabulary.chat_template
+            else None
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> PromptReader:
+        """The reader for a GGUF file; the model's name is the file's, without its ending."""
+        return cls(path.stem, Vocabulary.load(path))
+
+    def job(self, request: GenerationRequest, *, n_ctx: int, fresh_seed: int) -> Job:
+        """Raises RequestError; ContextExceededError when the prompt leaves no room for one token in `n_ctx`."""
+        if request.model is not None and request.model != self.model_name:
+            raise unknown_model(request.model, self.model_name)
+        if isinstance(request, ChatRequest):
+            ids, param = self._chat_ids(request), "messages"
+        elif isinstance(request, CompletionRequest):
+            ids, param = self._completion_ids(request), "prompt"
+        else:
+            raise TypeError(type(request))
+        if not ids:
+            raise RequestError("the prompt is empty: it has no token to begin with", param=param)
+        room = n_ctx - len(ids)
+        if room < 1:
+            error = ContextExceededError(len(ids), n_ctx)
+            error.param = param
+            raise error
+        asked = request.n_tokens_asked
+        return Job(
+            ids=np.asarray(ids, np.int32),
+            max_tokens=room if asked is None else min(asked, room),
+            sampling=request.sampling(fresh_seed),
+            stops=request.stops,
+        )
+
+    def _chat_ids(self, request: ChatRequest) -> list[int]:
+        if self._template is None:
+            raise RequestError(
+                f"the model file of {self.model_name!r} carries no chat template; use /v1/completions",
+                param="messages",
+            )
+        messages = []
+        for message in request.messages:
+            # Chat templates know the older word for the developer's instructions.
+            role = "system" if message.role == "developer" else message.role
+            entry = {"role": role, "content": message.text}
+            messages.append(entry | {"name": message.name} if message.name is not None else entry)
+        text = self._template.render(messages, request.chat_template_kwargs)
+        return self._with_bos(self.vocabulary.tokenize(text, parse_special=True))
+
+    def _completion_ids(self, request: CompletionRequest) -> list[int]:
+        prompt = request.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
+        return self._checked_ids(prompt)
+
+    def _checked_ids(self, ids: Sequence[int | str]) -> list[int]:
+        last = self.vocabulary.n_vocab - 1
+        for place, token_id in enumerate(ids):
+            if isinstance(token_id, str):
+                raise RequestError("prompt must be one text or a list of token ids", param="prompt")
+            if not 0 <= token_id <= last:
+                raise RequestError(
+                    f"prompt[{place}] must be a token id from 0 to {last}, not {token_id}",
+                    param=f"prompt[{place}]",
+                )
+        return list(ids)  # type: ignore[arg-type]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        """BOS in front when the model wants one and the template (or the client) has not written it already."""
+        bos_id = self.vocabulary.bos_id
+        if self.vocabulary.add_bos and bos_id is not None and ids[:1] != [bos_id]:
+            return [bos_id, *ids]
+        return ids
+
+
+def _text_of(vocabulary: Vocabulary, token_id: int | None) -> str:
+    return "" if token_id is None else vocabulary.token_text(token_id)
