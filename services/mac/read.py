@@ -162,7 +162,7 @@ class Read:
             return False
         assert isinstance(answer, TailRan), "the mirror is in place before the first chunk"
         with self._clock.taken_home(self._n_home, answer):
-            self.sequence.parts[TAIL].import_rows(answer.sections, answer.end)
+            self.sequence.take_tail_rows(answer.sections, answer.end, has_state=answer.has_state)
         if answer.has_state or not remote.rows.has_recurrent:
             self.sequence.note(TAIL, answer.end)
         self._n_home += 1

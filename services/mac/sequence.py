@@ -8,11 +8,13 @@ the worker except that its mirror must forget what the sequence forgets. Used on
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.wire.rows import RowSection
 from services.mac.grid import canonical_end, grid_floor, reuse_limit, reuse_point
 from services.mac.mirror import Mirror
 
@@ -26,6 +28,7 @@ class HeldSequence:
 
     def __init__(self, engine: Any, split_layer: int = 0) -> None:
         """split_layer 0: the whole model is one part."""
+        self._engine = engine
         n_layer = engine.spec.n_layer_full
         self.whole = engine.span(0, n_layer)
         cuts = [0, split_layer, n_layer] if split_layer else [0, n_layer]
@@ -64,6 +67,22 @@ class HeldSequence:
     def decode(self, token_id: int, position: int) -> NDArray[np.float32]:
         """Run one generated token at `position`; returns its logits f32 [n_vocab]. Its rows are provisional."""
         return self.whole.run(np.array([token_id], np.int32), position, logits="last")[-1]
+
+    def take_tail_rows(self, sections: Sequence[RowSection], end: int, *, has_state: bool) -> None:
+        """Take over the rows up to `end` that somebody else computed for the last part.
+
+        Recurrent state comes with some of the answers only. Until it does, attention layers run ahead on their own,
+        and the part as a whole stays where its recurrent layers are. Raises EngineError when rows do not fit.
+        """
+        tail = self.parts[-1]
+        if has_state or not self.has_recurrent:
+            tail.import_rows(list(sections), end)
+            return
+        by_layer: dict[int, list[RowSection]] = {}
+        for section in sections:
+            by_layer.setdefault(section.layer, []).append(section)
+        for layer, rows in by_layer.items():
+            self._engine.span(layer, layer + 1).import_rows(rows, end)
 
     def wants_state(self, position: int) -> bool:
         """Whether the recurrent state at `position` is one to keep."""

@@ -1,0 +1,223 @@
+"""Aim: with the worker, without it, warm, cold, and with a worker that fails in any way, the logits are the same bits.
+Method: real engines; the far end is a second engine behind the in-memory twin. Every read is compared with a cold read
+of the same token ids on a third engine that never heard of workers or prefixes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from common.errors import LinkError
+from common.wire import messages as m
+from services.mac.grid import cut_read
+from services.mac.plan import plan_read
+from services.mac.read import Read
+from services.mac.remote_span import RemoteSpan
+from services.mac.rows_check import TailRows
+from services.mac.sequence import HeldSequence
+from tests.services.mac.conftest import SPLIT_LAYERS
+from tests.services.mac.twin import TailTwin
+
+LENGTHS = (512, 513, 514, 700, 769, 1024)
+COLD: dict[tuple[str, bytes], np.ndarray] = {}
+"""Logits of cold reads already made."""
+
+
+class Rig:
+    """One host sequence, one twin, one cold oracle."""
+
+    def __init__(self, arch, engines):
+        host, far, self.oracle = engines
+        self.arch, self.layer = arch, SPLIT_LAYERS[arch]
+        self.sequence = HeldSequence(host, self.layer)
+        self.sequence.forget()
+        self.twin = TailTwin(far, self.layer)
+        self.twin.span.truncate(0)
+        self.rows = TailRows(host.spec, self.layer, host.spec.n_layer_full)
+        self.tickets, self.epochs = itertools.count(1), itertools.count(1)
+        self.failures: list[LinkError] = []
+        self.new_link()
+
+    def new_link(self):
+        self.remote = RemoteSpan(
+            self.twin, self.rows, link_epoch=next(self.epochs), window=2, tickets=self.tickets
+        )
+        self.sequence.mirror = self.remote.mirror
+
+    def read(self, prompt, *, worker="ready"):
+        """Read `prompt` to its end; a failed worker gets a new link afterwards."""
+        read = self.begin(prompt, worker=worker)
+        while read.logits is None:
+            read.advance()
+        if read.fallbacks:
+            self.new_link()
+        return read
+
+    def begin(self, prompt, *, worker="ready"):
+        start = self.sequence.begin(prompt)
+        plan = plan_read(start, len(prompt), worker=worker, split_tokens_min=258)
+        return Read(self.sequence, prompt, plan, self.remote, on_fallback=self.failures.append)
+
+    def cold(self, prompt):
+        """Last logits of a cold read on the oracle."""
+        key = (self.arch, prompt.tobytes())
+        if key not in COLD:
+            COLD[key] = self._cold(prompt)
+        return COLD[key]
+
+    def _cold(self, prompt):
+        whole = self.oracle.span(0, self.oracle.spec.n_layer_full)
+        whole.truncate(0)
+        ubatches = cut_read(0, len(prompt))
+        for ubatch in ubatches:
+            wanted = "last" if ubatch is ubatches[-1] else "none"
+            out = whole.run(prompt[ubatch.position : ubatch.end], ubatch.position, logits=wanted)
+        return out[-1]
+
+    def check(self, prompt, **how):
+        read = self.read(prompt, **how)
+        np.testing.assert_array_equal(read.logits, self.cold(prompt))
+        assert self.sequence.whole.n_valid == len(prompt) == read.tokens_done
+        return read
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen35"])
+def engines(request, new_engine):
+    return request.param, [new_engine(request.param) for _ in range(3)]
+
+
+@pytest.fixture
+def rig(engines):
+    rig = Rig(*engines)
+    yield rig
+    rig.twin.close()
+
+
+def tokens(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 512, n).astype(np.int32)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_a_split_read_gives_the_bits_of_a_cold_read_on_the_host(rig, n):
+    read = rig.check(tokens(n))
+    assert read.plan.n_remote and rig.twin.tokens_run == read.plan.tokens_worker > 0
+    report = read.report()
+    assert report.tokens_worker + report.tokens_host + report.tokens_cache == n
+    assert report.bypass_reason == "" and report.split_layer == rig.layer
+    assert [s.worker_s > 0 for s in report.stages] == [True] * read.plan.n_remote + [False]
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        ("ready", "ready", "ready"),
+        ("ready", "absent", "ready"),
+        ("absent", "ready", "absent"),
+        ("absent", "absent", "ready"),
+    ],
+)
+def test_a_conversation_keeps_its_bits_whoever_reads_which_part(rig, workers):
+    """Turns that grow, answers decoded in between, an edit in the middle, then another conversation."""
+    story = tokens(2400)
+    edited = np.concatenate([story[:900], tokens(700, seed=5)])
+    starts = []
+    for prompt, worker in zip((story[:1100], story[:1900], edited), workers, strict=True):
+        starts.append(rig.check(prompt, worker=worker).plan.start)
+        for position in range(len(prompt), len(prompt) + 3):
+            rig.sequence.decode(7, position)
+    assert starts[:2] == [0, 1024]
+    # A hybrid goes back to kept states only: the edit lies before the last two of them.
+    assert starts[2] == (0 if rig.sequence.has_recurrent else 768)
+    rig.check(tokens(600, seed=9))
+
+
+def test_the_same_prompt_again_reads_its_last_ubatch_only(rig):
+    for n in (700, 768):
+        prompt = tokens(n, seed=n)
+        rig.check(prompt)
+        again = rig.check(prompt)
+        assert again.plan.start == 512 and again.plan.n_remote == 0
+
+
+def test_only_rows_the_mirror_lacks_are_pushed(rig):
+    story = tokens(2304)
+    rig.check(story[:1024])
+    asked_before = len(rig.twin.asked)
+    read = rig.check(story)
+    assert read.plan.start == 1024
+    sync = [message for message in rig.twin.asked[asked_before:] if not isinstance(message, m.RunChunk)]
+    # The worker stood at 768: the host ran the last ubatch of the first read itself.
+    (push,) = sync
+    assert isinstance(push, m.PushRows) and push.n_valid_after == 1024
+    rows = 256 * rig.oracle.spec.n_embd_kv * 2 * 2
+    n_attention = sum(rig.oracle.spec.kind(i) == "attention" for i in range(rig.layer, rig.rows.last))
+    states = sum(s.n_bytes for s in rig.sequence.parts[1].export_rows(0, 0, kv=False, state=True))
+    assert push.blob_bytes - n_attention * rows - states < 1024
+
+
+def spoil_nth(n, how):
+    """Spoil the n-th ChunkDone with `how`."""
+    counter = itertools.count()
+
+    def spoil(answer, blob):
+        if isinstance(answer, m.ChunkDone) and next(counter) == n:
+            return how(answer, blob)
+        return answer, blob
+
+    return spoil
+
+
+def with_nan(answer, blob):
+    """Every bit of the last row set: not a number in any float format."""
+    return answer, blob[:-8] + b"\xff" * 8
+
+
+FAULTS = {
+    "link lost": lambda a, b: (m.LinkFailed(a.link_epoch, a.ticket, 601, "closed", "cut"), b""),
+    "nan": with_nan,
+    "short": lambda a, b: (m.ChunkDone(a.link_epoch, a.ticket, a.n_tokens, 1, 0, 1, len(b) - 9), b[:-9]),
+    "old epoch": lambda a, b: (m.ChunkDone(0, a.ticket, a.n_tokens, 1, 0, 1, len(b)), b),
+    "count": lambda a, b: (m.ChunkDone(a.link_epoch, a.ticket, 3, 1, 0, 1, len(b)), b),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("nth", [1])
+def test_a_worker_that_fails_costs_time_only(rig, fault, nth):
+    """The fault comes in a read that continues an earlier one, so that undoing means going back and not to nothing."""
+    story = tokens(2304)
+    rig.check(story[:1100])
+    rig.twin.spoil = spoil_nth(nth, FAULTS[fault])
+    read = rig.check(story)
+    assert len(read.fallbacks) == len(rig.failures) == 1
+    assert read.plan.bypass_reason == "rested" and read.report().tokens_worker == 0
+    assert len(read.report().stages) == len(read.plan.ubatches)
+    rig.twin.spoil = None
+    assert rig.check(np.concatenate([story, tokens(250, seed=3)])).plan.start == 2304
+    assert rig.check(tokens(800, seed=4)).plan.n_remote
+
+
+def test_a_channel_that_is_down_before_the_first_chunk_is_a_fallback_too(rig):
+    rig.twin.down = True
+    assert rig.check(tokens(700)).fallbacks == ["down"]
+
+
+def test_a_refused_push_is_a_fallback_too(rig):
+    story = tokens(2304)
+    rig.check(story[:1100], worker="absent")
+    rig.twin.spoil = lambda a, b: (m.LinkFailed(a.link_epoch, a.ticket, 401, "memory", "full"), b"")
+    assert rig.check(story).fallbacks == ["memory"]
+
+
+@pytest.mark.parametrize("n_steps", [3, 6])
+def test_after_an_abandoned_read_the_next_one_is_right(rig, n_steps):
+    """Chunks of the abandoned read are still running when the next one begins."""
+    story = tokens(2048)
+    read = rig.begin(story)
+    for _ in range(n_steps):
+        read.advance()
+    read.abandon()
+    rig.check(np.concatenate([story[:1000], tokens(600, seed=8)]))
+    rig.check(story)
