@@ -1,0 +1,160 @@
+"""Every setting there is: name, default, allowed range and one sentence, grouped by the process that gets it.
+
+A setting is known by its path in the tree (`bridge.worker_port`: a file's section and key) and by one flat name,
+which makes its environment variable (OUTRIGGER_WORKER_PORT) and its flag (--worker-port). The flat name is the
+field's own unless `flat` says otherwise; load.py checks that no two settings share one. A default of None means
+"auto": load.py, or the process that knows more, works the value out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common import limits
+
+EMBEDDED_MODEL = "smollm2-135m-instruct-q4_1.gguf"
+"""The model that `make setup` brings; what is run when no other is named."""
+
+
+def _says(text: str, flat: str | None = None, **bounds: Any) -> Meta:
+    """What a setting is for, its flat name when that differs, and its range."""
+    return Meta(description=text, extra={"flat": flat} if flat else None, **bounds)
+
+
+LayerNumber = Annotated[int, Meta(ge=1, le=limits.N_LAYER_MAX)]
+
+
+class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of one process or purpose."""
+
+
+class RunSettings(Leaf, frozen=True):
+    """Where a set of processes keeps its things."""
+
+    data_dir: Annotated[str, _says("folder of models, tail files and wheels")] = ""
+    run_dir: Annotated[
+        str, _says("private folder (mode 0700) of sockets, logs and state; short, sockets need it")
+    ] = ""
+
+
+class HostSettings(Leaf, frozen=True):
+    """The model on the host, and when the worker takes part."""
+
+    model: Annotated[str, _says("GGUF file of a supported architecture")] = ""
+    n_ctx: Annotated[
+        int, _says("tokens of context", ge=512, le=limits.N_CTX_MAX, multiple_of=limits.KV_PAD_TOKENS)
+    ] = 8192
+    n_threads: Annotated[int, _says("computing threads of the host", flat="threads", ge=1, le=512)] = 0
+    weights: Annotated[
+        Literal["repack", "plain"],
+        _says("layout of the weights in memory; repack is faster on most processors"),
+    ] = "repack"
+    split: Annotated[Literal["on", "off"], _says("whether a worker may take part in reading prompts")] = "on"
+    split_layer: Annotated[LayerNumber | None, _says("first layer that the worker runs")] = None
+    split_tokens_min: Annotated[
+        int, _says("shortest read, in new tokens, that uses the worker", ge=2, le=limits.N_CTX_MAX)
+    ] = limits.SPLIT_TOKENS_MIN
+    worker_rest_s: Annotated[
+        float, _says("seconds that a worker is left alone after it failed", ge=0, le=86_400)
+    ] = 60.0
+
+
+class GatewaySettings(Leaf, frozen=True):
+    """The HTTP side."""
+
+    http_host: Annotated[
+        str, _says("address the API listens on; 127.0.0.1 is this machine only", min_length=1)
+    ] = "127.0.0.1"
+    http_port: Annotated[int, _says("port of the API; 0 takes a free one", ge=0, le=65_535)] = 8080
+    requests_waiting_max: Annotated[
+        int, _says("requests that may wait before others get 429", ge=0, le=10_000)
+    ] = limits.REQUESTS_WAITING_MAX
+    request_deadline_s: Annotated[
+        float, _says("seconds after which a request is given up", gt=0, le=86_400)
+    ] = 3600.0
+
+
+class BridgeSettings(Leaf, frozen=True):
+    """Where the worker is."""
+
+    worker_host: Annotated[
+        str, _says("address of the worker; empty: `outrigger run` starts one on this machine")
+    ] = ""
+    worker_port: Annotated[int, _says("the worker's residual port", ge=0, le=65_535)] = 50_060
+    worker_control_port: Annotated[int, _says("the worker's control port", ge=0, le=65_535)] = 50_061
+    chunk_window: Annotated[int, _says("residual chunks in flight", ge=1, le=limits.CHUNK_WINDOW_MAX)] = (
+        limits.CHUNK_WINDOW
+    )
+
+
+class WorkerSettings(Leaf, frozen=True):
+    """The far end of the cable: `outrigger worker`."""
+
+    model: Annotated[str, _says("tail file, or a whole model", flat="tail")] = ""
+    host: Annotated[
+        str, _says("address the worker listens on: loopback or link-local", flat="listen_host", min_length=1)
+    ] = "127.0.0.1"
+    port: Annotated[int, _says("residual port; 0 takes a free one", flat="listen_port", ge=0, le=65_535)] = (
+        50_060
+    )
+    control_port: Annotated[
+        int, _says("control port; 0 takes a free one", flat="listen_control_port", ge=0, le=65_535)
+    ] = 50_061
+    n_threads: Annotated[
+        int, _says("computing threads of the worker", flat="worker_threads", ge=1, le=512)
+    ] = 0
+
+
+class MetricsSettings(Leaf, frozen=True):
+    """Where each process serves /metrics, on loopback."""
+
+    gateway_port: Annotated[
+        int,
+        _says("/metrics of the gateway; 0 takes a free one", flat="gateway_metrics_port", ge=0, le=65_535),
+    ] = 9570
+    mac_port: Annotated[
+        int,
+        _says("/metrics of the mac process; 0 takes a free one", flat="mac_metrics_port", ge=0, le=65_535),
+    ] = 9571
+    bridge_port: Annotated[
+        int, _says("/metrics of the bridge; 0 takes a free one", flat="bridge_metrics_port", ge=0, le=65_535)
+    ] = 9573
+
+
+class LogSettings(Leaf, frozen=True):
+    """What is logged, and how it looks."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        _says("least important event that is logged", flat="log_level"),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "json", "text"],
+        _says("auto: text on a terminal, JSON lines elsewhere", flat="log_format"),
+    ] = "auto"
+
+
+class Settings(Leaf, frozen=True):
+    """The tree. Each process hands its parts the leaves they need, never this."""
+
+    run: RunSettings = RunSettings()
+    host: HostSettings = HostSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    bridge: BridgeSettings = BridgeSettings()
+    worker: WorkerSettings = WorkerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of sockets, logs and state."""
+        return Path(self.run.run_dir)
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of models and tail files."""
+        return Path(self.run.data_dir)
