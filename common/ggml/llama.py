@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 
 from llama_cpp import llama_cpp as native
@@ -22,7 +22,7 @@ LOG_LEVEL_WARN = 3
 LOG_LEVEL_CONTINUED = 5
 COMPLAINTS_MAX = 20
 
-_lock = threading.Lock()
+_lock = Lock()
 _started = False
 _complaints: collections.deque[str] = collections.deque(maxlen=COMPLAINTS_MAX)
 _last_level = 0
