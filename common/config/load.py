@@ -81,12 +81,16 @@ def explain_settings(
     return [
         Explained(
             key,
-            getattr(getattr(settings, key.leaf), key.field),
+            _for_people(key, getattr(getattr(settings, key.leaf), key.field)),
             given[key.path][1] if key.path in given else "default",
             allowed_text(key.type),
         )
         for key in KEYS.values()
     ]
+
+
+def _for_people(key: Key, value: Any) -> Any:
+    return "(set)" if value and key.path in SECRETS else value
 
 
 def to_environ(settings: Settings) -> dict[str, str]:
@@ -247,6 +251,9 @@ COMPUTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 FILES = ("run.data_dir", "run.run_dir", "host.model", "worker.model")
 """Made absolute, so that a child process or another folder changes nothing."""
+
+SECRETS = ("gateway.api_key",)
+"""Never shown."""
 
 PORTS = (
     "gateway.http_port",

@@ -76,6 +76,16 @@ class GatewaySettings(Leaf, frozen=True):
     request_deadline_s: Annotated[
         float, _says("seconds after which a request is given up", gt=0, le=86_400)
     ] = 3600.0
+    api_key: Annotated[
+        str, _says("key that clients must send; needed when others than this machine can reach the API")
+    ] = ""
+    stream_comment_s: Annotated[
+        float, _says("silence after which a stream gets a comment line with its progress", gt=0, le=60)
+    ] = 10.0
+    host_stall_s: Annotated[
+        float,
+        _says("seconds without a turn of the computing thread after which /health says so", ge=1, le=3600),
+    ] = 120.0
 
 
 class BridgeSettings(Leaf, frozen=True):
