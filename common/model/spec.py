@@ -16,6 +16,7 @@ from common.errors import ModelError
 from common.ggml.header import GgufHeader, StringArray, TensorInfo, read_header
 from common.limits import N_EMBD_MAX, N_LAYER_MAX, N_VOCAB_MAX
 
+from .fingerprint import fingerprint_text
 from .layout import ARCHITECTURES, check_layer, check_outer
 
 LayerKind = Literal["attention", "recurrent"]
@@ -98,6 +99,10 @@ class ModelSpec:
     def tensor_name(self, layer: int, part: str) -> str:
         """Name in this file of a layer's tensor (`attn_q.weight`)."""
         return f"blk.{layer - self.layer_start}.{part}"
+
+    def fingerprint_text(self, first_layer: int, kv_type: str = "f16") -> str:
+        """Text that names layers [first_layer, n_layer_full) exactly; see fingerprint.py. Raises ModelError."""
+        return fingerprint_text(self, first_layer, kv_type)
 
     @classmethod
     def read(cls, path: str | Path) -> ModelSpec:
