@@ -1,6 +1,6 @@
 """Engine: one model file made ready on one device. Loads, hands out LayerSpans, closes.
 
-Used by one thread at a time; computing releases the interpreter lock. Used by services/mac, device/worker and the benches.
+For one thread at a time; computing releases the interpreter lock. Used by services/mac, device/worker and the benches.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from .weights import WeightLayout, Weights
 
 
 class Engine:
-    """Made by `Engine.load`. `spec` says what the model is, `n_ctx` how many positions fit, `n_ubatch` how many rows run
-    in one pass."""
+    """Made by `Engine.load`.
 
-    def __init__(self, spec: ModelSpec, backend: Backend, weights: Weights, n_ctx: int, n_ubatch: int) -> None:
+    `spec` says what the model is, `n_ctx` how many positions fit, `n_ubatch` how many rows run in one pass.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, backend: Backend, weights: Weights, n_ctx: int, n_ubatch: int
+    ) -> None:
         self.spec, self.n_ctx, self.n_ubatch = spec, n_ctx, n_ubatch
         self._backend, self._weights = backend, weights
         buffer_type = backend.buffer_type
@@ -67,7 +71,9 @@ class Engine:
         """Layers [first, last) as one function. Raises EngineError when the file does not hold them."""
         layers = self.spec.layers
         if not layers.start <= first < last <= layers.stop:
-            raise EngineError(f"layers [{first}, {last}) are not in [{layers.start}, {layers.stop}) of this file")
+            raise EngineError(
+                f"layers [{first}, {last}) are not in [{layers.start}, {layers.stop}) of this file"
+            )
         if first == 0 and not self.spec.has_embedding:
             raise EngineError("the file has no token embedding")
         return self._spans.setdefault((first, last), LayerSpan(self, first, last))

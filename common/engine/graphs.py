@@ -79,7 +79,7 @@ class GraphCache:
             raise EngineError(f"{self._backend.name} cannot run {', '.join(missing)} of this model")
 
     def run(self, key: GraphKey, rows: np.ndarray, position: int, n_kv: int) -> np.ndarray:
-        """Runs a graph on rows at `position`; returns f32 [n_rows, n_embd or n_vocab], or [0, 0] when it yields none."""
+        """Runs a graph on rows at `position`; returns f32 [n_rows, n_embd or n_vocab], or [0, 0] for none."""
         _, _, n_tokens, n_out = key
         placed = self._get(key, n_kv)
         placed.aim(n_kv)
@@ -110,7 +110,9 @@ class GraphCache:
         g = GraphBuilder((last - first) * NODES_PER_LAYER_MAX + NODES_OUTSIDE_LAYERS_MAX)
         try:
             early = SELECTS_EARLY[self._spec.arch]
-            step = Step(g, self._weights, self._state, self._inputs, first, last, n_tokens, n_out, n_kv, early)
+            step = Step(
+                g, self._weights, self._state, self._inputs, first, last, n_tokens, n_out, n_kv, early
+            )
             result = self._chain(step)
         except BaseException:
             g.drop()
@@ -122,7 +124,8 @@ class GraphCache:
         """Embedding or residual, the layers, and the output head where the span ends the model."""
         g, n_embd = step.builder, self._spec.n_embd
         if step.first == 0:
-            x: Tensor | None = g.get_rows(self._weights["token_embd.weight"], g.view(self._inputs.tokens, (step.n_tokens,)))
+            tokens = g.view(self._inputs.tokens, (step.n_tokens,))
+            x: Tensor | None = g.get_rows(self._weights["token_embd.weight"], tokens)
         else:
             x = g.view(self._inputs.residual, (n_embd, step.n_tokens))
         build_layer = builder(self._spec.arch)

@@ -1,11 +1,13 @@
 """The grid: where a read is cut into ubatches, by absolute positions alone.
 
-Kernels round differently for one row and for many, and for different groups of rows. What a token's rows are must depend
-on the token ids alone, so every read is cut at multiples of UBATCH_TOKENS, with a worker and without, and never ends in
-a one-row ubatch: the one before gives up a row. Pure; knows no engine. Used by services/mac, parity and the benches.
+Kernels round differently for one row and for many, and for different groups of rows. What a token's rows are must
+depend on the token ids alone, so every read is cut at multiples of UBATCH_TOKENS, with a worker and without, and never
+ends in a one-row ubatch: the one before gives up a row. Pure; knows no engine. Used by services/mac, parity, benches.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from common.errors import EngineError
 from common.limits import UBATCH_TOKENS
@@ -24,7 +26,7 @@ def cut(position: int, n_tokens_total: int) -> list[tuple[int, int]]:
     edges = [*range(position, n_tokens_total, UBATCH_TOKENS), n_tokens_total]
     if len(edges) > 2 and edges[-1] - edges[-2] == 1:
         edges[-2] -= 1
-    return [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(a, b - a) for a, b in pairwise(edges)]
 
 
 def canonical_end(n_tokens_total: int) -> int:

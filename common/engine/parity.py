@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from common.ggml.stock import StockContext
 
 from .engine import Engine
 from .grid import cut
-from .span import LayerSpan
+from .span import LayerSpan, WantedLogits
 
 
 @dataclass
@@ -43,7 +44,9 @@ class ParityCount:
         )
 
 
-def run_spans(spans: Sequence[LayerSpan], rows: np.ndarray, position: int, logits: str) -> np.ndarray:
+def run_spans(
+    spans: Sequence[LayerSpan], rows: np.ndarray, position: int, logits: WantedLogits
+) -> np.ndarray:
     """One ubatch through consecutive spans; what the last one returns."""
     for span in spans:
         rows = span.run(rows, position, logits if span is spans[-1] else "none")
@@ -51,7 +54,12 @@ def run_spans(spans: Sequence[LayerSpan], rows: np.ndarray, position: int, logit
 
 
 def compare(
-    engine: Engine, stock: StockContext, tokens: np.ndarray, n_generated: int, cuts: Sequence[int] = (), logits: str = "last"
+    engine: Engine,
+    stock: StockContext,
+    tokens: np.ndarray,
+    n_generated: int,
+    cuts: Sequence[int] = (),
+    logits: WantedLogits = "last",
 ) -> ParityCount:
     """Reads tokens i32 on the grid in both, then decodes `n_generated` tokens, always the one stock found best.
 
@@ -59,7 +67,7 @@ def compare(
     every row. Both sequences are empty before and left as they are after.
     """
     edges = [0, *sorted(cuts), engine.spec.n_layer_full]
-    spans = [engine.span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    spans = [engine.span(a, b) for a, b in pairwise(edges)]
     stock.clear()
     for span in spans:
         span.truncate(0)

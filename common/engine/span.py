@@ -67,12 +67,16 @@ class LayerSpan:
         if self.first == 0:
             if rows.ndim != 1 or rows.dtype.kind not in "iu":
                 raise EngineError(f"token ids are i32 [n_tokens], not {rows.dtype} {list(rows.shape)}")
-            if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < spec.n_vocab):
-                raise EngineError(f"token ids {rows.min()} to {rows.max()}; the vocabulary has 0 to {spec.n_vocab - 1}")
+            if rows.size and not (rows.min() >= 0 and rows.max() < spec.n_vocab):
+                raise EngineError(
+                    f"token ids {rows.min()} to {rows.max()}; the vocabulary has 0 to {spec.n_vocab - 1}"
+                )
             rows = np.ascontiguousarray(rows, np.int32)
         else:
             if rows.ndim != 2 or rows.dtype != np.float32 or rows.shape[1] != spec.n_embd:
-                raise EngineError(f"residual is f32 [n_tokens, {spec.n_embd}], not {rows.dtype} {list(rows.shape)}")
+                raise EngineError(
+                    f"residual is f32 [n_tokens, {spec.n_embd}], not {rows.dtype} {list(rows.shape)}"
+                )
             rows = np.ascontiguousarray(rows)
         if not 1 <= len(rows) <= n_ubatch:
             raise EngineError(f"a ubatch has 1 to {n_ubatch} rows, not {len(rows)}")

@@ -1,7 +1,7 @@
 """Step: one graph under construction, with what every layer builder shares.
 
-It knows the inputs' tensors, the caches and which rows are wanted; it does not know any architecture. Made by graphs.py,
-handed to the builders in common/engine/arch.
+It knows the inputs' tensors, the caches and which rows are wanted; it does not know any architecture. Made by
+graphs.py, handed to the builders in common/engine/arch.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ class Weights:
     def _wanted(self) -> list[tuple[str, str]]:
         """(name here, name in the file) of every tensor to place; the tied output matrix is a tensor of its own."""
         names = [(name, name) for name in self._file.header.tensors if name != "output.weight"]
-        output = next((n for n in ("output.weight", "token_embd.weight") if n in self._file.header.tensors), None)
+        output = next(
+            (n for n in ("output.weight", "token_embd.weight") if n in self._file.header.tensors), None
+        )
         return [*names, (OUTPUT, output)] if output else names
 
     def _choose(self, layouts: dict[str, int], name: str, is_matrix: bool) -> str:
@@ -85,7 +87,9 @@ class Weights:
             return self._copy(items, self._backend.buffer_type)
         arena = Arena(len(items))
         self._arenas.append(arena)
-        arena.adopt(buffer, [(self._declare(arena, key, name), self._file.tensor(name).offset) for key, name in items])
+        arena.adopt(
+            buffer, [(self._declare(arena, key, name), self._file.tensor(name).offset) for key, name in items]
+        )
         return None
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from common.errors import EngineError, OutOfMemoryError
 
 from .ffi import DEVICE_CPU, DEVICE_GPU, DEVICE_IGPU, STATUS_SUCCESS, DeviceProps, ThreadpoolParams, lib
-from .log import forget_complaints, last_complaint
+from .log import complaints, forget_complaints
 
 AMX_LAYOUT = "AMX"
 AMX_PROBE_SECONDS_MAX = 60
@@ -84,7 +84,7 @@ class Backend:
         self._pool: int | None = None
         self._ptr: int | None = lib.ggml_backend_dev_init(device.ptr, None)
         if not self._ptr:
-            raise EngineError(f"device {device.name} did not start: {last_complaint('no reason given')}")
+            raise EngineError(f"device {device.name} did not start: {complaints('no reason given')}")
         if device.is_cpu:
             self._start_threads()
         self.buffer_type: int = lib.ggml_backend_get_default_buffer_type(self._ptr)
@@ -113,7 +113,9 @@ class Backend:
         """Runs a graph to its end; other Python threads run meanwhile. Raises EngineError."""
         status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
         if status != STATUS_SUCCESS:
-            raise EngineError(f"{self.name} failed to compute (status {status}): {last_complaint('no reason given')}")
+            raise EngineError(
+                f"{self.name} failed to compute (status {status}): {complaints('no reason given')}"
+            )
 
     def map_host_memory(self, memory: np.ndarray, tensor_bytes_max: int) -> int | None:
         """A buffer over memory that is mapped already (a model file), page-aligned; None when the device cannot."""
@@ -164,7 +166,9 @@ def amx_is_safe() -> bool:
     command = [sys.executable, "-m", "common.ggml.amx_probe"]
     root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, timeout=AMX_PROBE_SECONDS_MAX, check=False)
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, timeout=AMX_PROBE_SECONDS_MAX, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

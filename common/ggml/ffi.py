@@ -104,10 +104,16 @@ class DeviceProps(C.Structure):
 LOG_CALLBACK = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 
 _BY_VALUE = {"ggml_init_params": InitParams, "gguf_init_params": GgufInitParams}
-_HANDLES = frozenset(
-    "ggml_backend_t ggml_backend_buffer_t ggml_backend_buffer_type_t ggml_backend_dev_t ggml_backend_reg_t "
-    "ggml_gallocr_t ggml_threadpool_t ggml_log_callback".split()
-)
+_HANDLES = {
+    "ggml_backend_t",
+    "ggml_backend_buffer_t",
+    "ggml_backend_buffer_type_t",
+    "ggml_backend_dev_t",
+    "ggml_backend_reg_t",
+    "ggml_gallocr_t",
+    "ggml_threadpool_t",
+    "ggml_log_callback",
+}
 _SCALARS = {
     "void": None,
     "bool": C.c_bool,

@@ -67,7 +67,10 @@ class ComputeBuffer:
         """
         before = self.n_bytes
         # Reserve first, always: a plan made for another graph of the same size must not be taken for this one's.
-        if not (lib.ggml_gallocr_reserve(self._ptr, graph.ptr) and lib.ggml_gallocr_alloc_graph(self._ptr, graph.ptr)):
+        if not (
+            lib.ggml_gallocr_reserve(self._ptr, graph.ptr)
+            and lib.ggml_gallocr_alloc_graph(self._ptr, graph.ptr)
+        ):
             raise OutOfMemoryError("no memory for intermediate results; choose a smaller ubatch (n_ubatch)")
         return self.n_bytes != before
 
@@ -82,7 +85,9 @@ class GraphBuilder:
     """Adds checked operations; `finish` hands over the graph."""
 
     def __init__(self, n_nodes_max: int) -> None:
-        size = lib.ggml_tensor_overhead() * (2 * n_nodes_max) + lib.ggml_graph_overhead_custom(n_nodes_max, False)
+        size = lib.ggml_tensor_overhead() * (2 * n_nodes_max) + lib.ggml_graph_overhead_custom(
+            n_nodes_max, False
+        )
         self._context = lib.ggml_init(InitParams(size, None, True))
         if not self._context:
             raise OutOfMemoryError(f"no memory for a graph of {n_nodes_max} nodes")
@@ -114,7 +119,9 @@ class GraphBuilder:
 
     # --- shapes
 
-    def view(self, a: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0) -> Tensor:
+    def view(
+        self, a: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0
+    ) -> Tensor:
         """A window on `a`: shape of 1 to 4 dimensions, strides in bytes of dimensions 1.., byte offset."""
         ne = (*shape, 1, 1, 1)[:4]
         row = lib.ggml_row_size(a.type, ne[0])
@@ -123,7 +130,9 @@ class GraphBuilder:
             nb.append(nb[-1] * ne[len(nb)] if nb else row)
         end = offset + row + sum((n - 1) * b for n, b in zip(ne[1:], nb, strict=True))
         if min(ne) < 1 or offset < 0 or end > a.n_bytes:
-            raise EngineError(f"view {list(shape)} at {offset} with strides {list(strides)} lies outside {a!r}")
+            raise EngineError(
+                f"view {list(shape)} at {offset} with strides {list(strides)} lies outside {a!r}"
+            )
         return Tensor(lib.ggml_view_4d(self._context, a.ptr, *ne, *nb, offset))
 
     def reshape(self, a: Tensor, *shape: int) -> Tensor:
@@ -249,31 +258,46 @@ class GraphBuilder:
         if factors is not None:
             require(factors.type == F32 and factors.ne[0] >= n_rot // 2, "rope factors", a, factors)
         head = (self._context, a.ptr, positions.ptr, factors.ptr if factors else None, n_rot)
-        tail = (n_ctx_train, freq_base, freq_scale, ROPE_EXTRAPOLATION, ROPE_ATTENTION, ROPE_BETA_FAST, ROPE_BETA_SLOW)
+        tail = (
+            n_ctx_train,
+            freq_base,
+            freq_scale,
+            ROPE_EXTRAPOLATION,
+            ROPE_ATTENTION,
+            ROPE_BETA_FAST,
+            ROPE_BETA_SLOW,
+        )
         if sections is None:
             return Tensor(lib.ggml_rope_ext(*head, mode, *tail))
         require(len(sections) == 4 and any(sections), f"rope sections {sections}", a)
         return Tensor(lib.ggml_rope_multi(*head, C.addressof((C.c_int * 4)(*sections)), mode, *tail))
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-        """Attention of q [head_dim, n_tokens, n_head] over k, v [head_dim, n_kv, n_head_kv] -> [head_dim, n_head, n_tokens].
+        """Attention of q [head_dim, n_tokens, n_head] over k and v [head_dim, n_kv, n_head_kv].
 
-        mask f16 [n_kv, n_tokens], 0 or -inf. Accumulates in f32 where the device offers it.
+        Returns [head_dim, n_head, n_tokens]. mask f16 [n_kv, n_tokens], 0 or -inf.
+        Accumulates in f32 where the device offers it.
         """
         require(k.ne == v.ne and q.ne[0] == k.ne[0] and q.ne[2] % k.ne[2] == 0, "flash_attention", q, k, v)
         fits = mask.type == F16 and mask.is_contiguous and mask.ne[0] == k.ne[1] and mask.ne[1] >= q.ne[1]
-        require(fits and q.ne[3] == k.ne[3] == mask.ne[2] == mask.ne[3] == 1, "flash_attention mask", q, k, mask)
+        require(
+            fits and q.ne[3] == k.ne[3] == mask.ne[2] == mask.ne[3] == 1, "flash_attention mask", q, k, mask
+        )
         out = Tensor(lib.ggml_flash_attn_ext(self._context, q.ptr, k.ptr, v.ptr, mask.ptr, scale, 0.0, 0.0))
         lib.ggml_prec_set_acc(out.ptr, PREC_F32)
         return out
 
     def ssm_conv(self, a: Tensor, kernel: Tensor) -> Tensor:
         """Causal convolution of a [d_conv-1+n_tokens, n_channels, n_seq] -> [n_channels, n_tokens, n_seq]."""
-        fits = kernel.ne[1] == a.ne[1] and a.ne[0] >= kernel.ne[0] and kernel.ne[2:] == (1, 1) and a.ne[3] == 1
+        fits = (
+            kernel.ne[1] == a.ne[1] and a.ne[0] >= kernel.ne[0] and kernel.ne[2:] == (1, 1) and a.ne[3] == 1
+        )
         require(fits and a.type == kernel.type == F32 and a.nb[1] == a.ne[0] * 4, "ssm_conv", a, kernel)
         return Tensor(lib.ggml_ssm_conv(self._context, a.ptr, kernel.ptr))
 
-    def gated_delta_net(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    def gated_delta_net(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    ) -> Tensor:
         """The gated delta rule over n_tokens, from `state`.
 
         q, k [S, n_head_k, n_tokens, 1], v [S, n_head_v, n_tokens, 1], g and beta [1, n_head_v, n_tokens, 1],
@@ -284,7 +308,9 @@ class GraphBuilder:
         gates = g.ne == beta.ne == (1, n_head, n_tokens, 1) and state.ne == (size, size, n_head, 1)
         require(fits and gates, "gated_delta_net", q, k, v, g, beta, state)
         plain = g.is_contiguous and beta.is_contiguous and state.is_contiguous
-        require(plain and all(t.type == F32 for t in (q, k, v, g, beta, state)), "gated_delta_net", g, beta, state)
+        require(
+            plain and all(t.type == F32 for t in (q, k, v, g, beta, state)), "gated_delta_net", g, beta, state
+        )
         return Tensor(
             lib.ggml_gated_delta_net(self._context, q.ptr, k.ptr, v.ptr, g.ptr, beta.ptr, state.ptr, 1)
         )

@@ -16,7 +16,7 @@ from typing import Any
 from common.errors import ModelError
 
 from .ffi import MAX_DIMS, GgufInitParams, lib
-from .log import forget_complaints, last_complaint
+from .log import complaints, forget_complaints
 from .tensor import type_name
 
 MAGIC = b"GGUF"
@@ -73,7 +73,7 @@ def read_header(path: str | Path, *, strings: bool = False) -> GgufHeader:
     forget_complaints()
     context = lib.gguf_init_from_file(os.fsencode(path), GgufInitParams(True, None))
     if not context:
-        raise ModelError(f"{path}: damaged GGUF header: {last_complaint('libggml cannot read it')}")
+        raise ModelError(f"{path}: damaged GGUF header: {complaints('libggml cannot read it')}")
     try:
         metadata = _read_metadata(context, strings)
         data_offset = lib.gguf_get_data_offset(context)
@@ -138,7 +138,11 @@ def _read_tensors(context: int, path: Path, data_offset: int, file_bytes: int) -
             ne.pop()
         offset = data_offset + lib.gguf_get_tensor_offset(context, i)
         info = TensorInfo(
-            name, lib.gguf_get_tensor_type(context, i), tuple(ne), offset, lib.gguf_get_tensor_size(context, i)
+            name,
+            lib.gguf_get_tensor_type(context, i),
+            tuple(ne),
+            offset,
+            lib.gguf_get_tensor_size(context, i),
         )
         if min(ne) < 1 or offset + info.n_bytes > file_bytes:
             raise ModelError(

@@ -32,9 +32,9 @@ def forget_complaints() -> None:
     _complaints.clear()
 
 
-def last_complaint(otherwise: str) -> str:
-    """The newest complaint of the library, or `otherwise` when it said nothing."""
-    return _complaints[-1] if _complaints else otherwise
+def complaints(otherwise: str) -> str:
+    """What the library complained about since, on one line; `otherwise` when it said nothing."""
+    return "; ".join(_complaints) or otherwise
 
 
 lib.ggml_log_set(_keep, None)

@@ -53,7 +53,13 @@ class StockContext:
     """One sequence of a StockModel."""
 
     def __init__(
-        self, model: StockModel, *, n_ctx: int, n_threads: int = 1, n_ubatch: int = 256, flash_attention: bool = True
+        self,
+        model: StockModel,
+        *,
+        n_ctx: int,
+        n_threads: int = 1,
+        n_ubatch: int = 256,
+        flash_attention: bool = True,
     ) -> None:
         api = llama()
         params = api.llama_context_default_params()
@@ -66,21 +72,24 @@ class StockContext:
         if not self.ptr:
             raise EngineError(f"stock llama.cpp made no context of {n_ctx} tokens")
 
+        self._batch = batch = api.llama_batch_init(n_ubatch, 0, 1)
+        self._tokens, self._positions, self._wanted = (
+            np.ctypeslib.as_array(array, (n_ubatch,)) for array in (batch.token, batch.pos, batch.logits)
+        )
+        for i in range(n_ubatch):
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+
     def decode(self, tokens: np.ndarray, position: int, logits: str = "last") -> np.ndarray:
         """Runs one ubatch of token ids from `position`; logits f32 [n_out, n_vocab] of `none`, `last` or `all` rows."""
         api, n = llama(), len(tokens)
         if not 1 <= n <= self._n_ubatch:
             raise EngineError(f"a ubatch has 1 to {self._n_ubatch} tokens, not {n}")
-        batch = api.llama_batch_init(n, 0, 1)
-        try:
-            batch.n_tokens = n
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i] = int(token), position + i
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-                batch.logits[i] = logits == "all" or (logits == "last" and i == n - 1)
-            status = api.llama_decode(self.ptr, batch)
-        finally:
-            api.llama_batch_free(batch)
+        self._batch.n_tokens = n
+        self._tokens[:n] = tokens
+        self._positions[:n] = np.arange(position, position + n)
+        self._wanted[:n] = logits == "all"
+        self._wanted[n - 1] = logits != "none"
+        status = api.llama_decode(self.ptr, self._batch)
         if status:
             raise EngineError(f"stock llama.cpp failed with status {status} at position {position}")
         n_out = {"none": 0, "last": 1, "all": n}[logits]
@@ -97,4 +106,5 @@ class StockContext:
         """Frees the context. Calling it again does nothing."""
         if self.ptr:
             llama().llama_free(self.ptr)
+            llama().llama_batch_free(self._batch)
         self.ptr = None

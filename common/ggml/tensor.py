@@ -29,7 +29,9 @@ def row_bytes(ggml_type: int, n_elements: int) -> int:
     """Bytes of one row of `n_elements`. Raises EngineError when blocks of the type do not divide it."""
     block = lib.ggml_blck_size(ggml_type)
     if block < 1 or n_elements % block:
-        raise EngineError(f"a row of {n_elements} does not divide into {type_name(ggml_type)} blocks of {block}")
+        raise EngineError(
+            f"a row of {n_elements} does not divide into {type_name(ggml_type)} blocks of {block}"
+        )
     return lib.ggml_row_size(ggml_type, n_elements)
 
 
@@ -39,7 +41,7 @@ class Tensor:
     Valid as long as the arena or graph that made it.
     """
 
-    __slots__ = ("ne", "nb", "ptr", "type")
+    __slots__ = ("nb", "ne", "ptr", "type")
 
     def __init__(self, ptr: int | None) -> None:
         if not ptr:
@@ -108,7 +110,9 @@ class Arena:
 
     def __init__(self, n_tensors_max: int) -> None:
         self._n_left = n_tensors_max
-        self._context = lib.ggml_init(InitParams(lib.ggml_tensor_overhead() * (n_tensors_max + 1), None, True))
+        self._context = lib.ggml_init(
+            InitParams(lib.ggml_tensor_overhead() * (n_tensors_max + 1), None, True)
+        )
         self._buffer: int | None = None
         if not self._context:
             raise OutOfMemoryError(f"no memory for {n_tensors_max} tensor headers")

@@ -1,8 +1,8 @@
 """The text by which two sides tell whether they hold the same layers of the same model.
 
-One line per tensor of the layers concerned: global name, type, shape, and a hash of sampled content, so that a fine-tune
-of the same shape is told apart without reading the whole file. Equal whether made from a whole file or from a tail of it.
-Used by the handshake, through ModelSpec.fingerprint_text.
+One line per tensor of the layers concerned: global name, type, shape, and a hash of sampled content, so that a
+fine-tune of the same shape is told apart without reading the whole file. Equal whether made from a whole file or from a
+tail of it. Used by the handshake, through ModelSpec.fingerprint_text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def fingerprint_text(spec: ModelSpec, first_layer: int, kv_type: str) -> str:
         file.close()
     text = "\n".join(lines)
     if len(text) > FINGERPRINT_TEXT_BYTES_MAX:
-        raise ModelError(f"{spec.path}: fingerprint of {len(text)} bytes, at most {FINGERPRINT_TEXT_BYTES_MAX}")
+        raise ModelError(
+            f"{spec.path}: fingerprint of {len(text)} bytes, at most {FINGERPRINT_TEXT_BYTES_MAX}"
+        )
     return text
 
 

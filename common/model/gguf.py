@@ -5,6 +5,7 @@ Knows neither architectures nor devices. Used by spec.py (fingerprints), split.p
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class GgufFile:
     def close(self) -> None:
         """Gives the mapping back as soon as nothing refers to it any more."""
         self.bytes = np.empty(0, np.uint8)
-        try:
+        with contextlib.suppress(
+            BufferError
+        ):  # somebody still holds a view: the mapping goes with the last one
             self._map.close()
-        except BufferError:
-            pass  # somebody still holds a view: the mapping goes with the last one

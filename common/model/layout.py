@@ -136,6 +136,8 @@ def _check(spec: ModelSpec, name: str, shape: tuple[int, ...], *, f32: bool) -> 
 
 def matrices(spec: ModelSpec) -> set[str]:
     """Names (`output` for the output matrix) of the tensors that are only ever multiplied with rows."""
-    parts = {p for kinds in ARCHITECTURES[spec.arch].values() for p, shape in kinds.items() if len(shape) == 2}
+    parts = {
+        p for kinds in ARCHITECTURES[spec.arch].values() for p, shape in kinds.items() if len(shape) == 2
+    }
     parts -= F32_ONLY
     return {"output"} | {n for n in spec.tensors if n.startswith("blk.") and n.split(".", 2)[2] in parts}

@@ -122,7 +122,9 @@ class _Reader:
     def refuse(self, what: str) -> None:
         raise ModelError(f"{self.header.path}: {what}")
 
-    def number(self, key: str, low: float, high: float, default: float | None = None, *, prefix: bool = True) -> Any:
+    def number(
+        self, key: str, low: float, high: float, default: float | None = None, *, prefix: bool = True
+    ) -> Any:
         """A number of the metadata within [low, high]; its default when absent; ModelError otherwise."""
         full = f"{self.arch}.{key}" if prefix else key
         value = self.meta.get(full, default)
@@ -140,7 +142,9 @@ class _Reader:
             path=self.header.path,
             arch=self.arch,
             name=str(self.meta.get("general.name") or self.header.path.stem),
-            n_layer_full=self.number("split.n_layer_full", 1, N_LAYER_MAX, layer_start + n_blocks, prefix=False),
+            n_layer_full=self.number(
+                "split.n_layer_full", 1, N_LAYER_MAX, layer_start + n_blocks, prefix=False
+            ),
             layer_start=layer_start,
             n_embd=n_embd,
             n_ff=self.number("feed_forward_length", 1, 1 << 20),
@@ -182,7 +186,9 @@ class _Reader:
             known |= check_layer(spec, layer)
         extra = sorted(set(self.header.tensors) - known)
         if extra:
-            self.refuse(f"tensor {extra[0]} is not part of a supported {self.arch} model ({len(extra)} such tensors)")
+            self.refuse(
+                f"tensor {extra[0]} is not part of a supported {self.arch} model ({len(extra)} such tensors)"
+            )
 
     def n_vocab(self) -> int:
         for name in ("token_embd.weight", "output.weight"):
@@ -197,11 +203,15 @@ class _Reader:
         kind = self.meta.get(f"{self.arch}.rope.scaling.type", "none")
         if kind not in ("none", "linear"):
             self.refuse(f"rope scaling {kind!r}; supported: none, linear")
-        factor = self.number("rope.scaling.factor", 0.0, 1e6, 0.0) or self.number("rope.scale_linear", 0.0, 1e6, 0.0)
+        factor = self.number("rope.scaling.factor", 0.0, 1e6, 0.0) or self.number(
+            "rope.scale_linear", 0.0, 1e6, 0.0
+        )
         sections: tuple[int, ...] = ()
         if self.arch == "qwen35":
             sections = tuple(self.meta.get("qwen35.rope.dimension_sections") or ())
-            if len(sections) not in (3, 4) or not all(isinstance(s, int) and 0 <= s <= 4096 for s in sections):
+            if len(sections) not in (3, 4) or not all(
+                isinstance(s, int) and 0 <= s <= 4096 for s in sections
+            ):
                 self.refuse(f"qwen35.rope.dimension_sections is {sections}; it must be 4 small numbers")
             sections = (*sections, 0)[:4]
         return RopeSpec(

@@ -15,8 +15,8 @@ import numpy as np
 class RecurrentSnapshot:
     """State of the recurrent layers [first, last) after `n_valid` positions.
 
-    `conv` f32 [n_channels, d_conv-1] and `state` f32 [n_head_v, d_state, d_state] by global layer number; both empty for
-    a span without recurrent layers.
+    `conv` f32 [n_channels, d_conv-1] and `state` f32 [n_head_v, d_state, d_state] by global layer number; both empty
+    for a span without recurrent layers.
     """
 
     first: int

@@ -39,7 +39,9 @@ class SequenceState:
     def __init__(self, spec: ModelSpec, n_ctx: int, buffer_type: int) -> None:
         self.spec, self.n_ctx = spec, n_ctx
         self._arena = Arena(2 * len(spec.layers))
-        self.layers: dict[int, LayerState] = {layer: LayerState(self._declare(layer)) for layer in spec.layers}
+        self.layers: dict[int, LayerState] = {
+            layer: LayerState(self._declare(layer)) for layer in spec.layers
+        }
         self.n_bytes = self._arena.allocate(buffer_type, clear=True)
 
     def _declare(self, layer: int) -> dict[int, Tensor]:
@@ -144,7 +146,9 @@ class SequenceState:
                 sections += [self._export_state(layer, kind) for kind in (KIND_CONV, KIND_RECURRENT) if state]
             elif kv and p1 > p0:
                 if p1 > held.n_valid:
-                    raise EngineError(f"layer {layer} has rows for {held.n_valid} positions, asked for [{p0}, {p1})")
+                    raise EngineError(
+                        f"layer {layer} has rows for {held.n_valid} positions, asked for [{p0}, {p1})"
+                    )
                 sections += [self._export_kv(layer, kind, p0, p1) for kind in (KIND_K, KIND_V)]
         return sections
 
@@ -189,7 +193,9 @@ class SequenceState:
     ) -> None:
         key = (section.layer, section.kind)
         if section.layer not in layers or section.kind not in self.layers[section.layer].tensors:
-            raise EngineError(f"rows of {section} do not belong to layers [{layers.start}, {layers.stop}) here")
+            raise EngineError(
+                f"rows of {section} do not belong to layers [{layers.start}, {layers.stop}) here"
+            )
         held = self.layers[section.layer]
         tensor = held.tensors[section.kind]
         state = section.kind > KIND_V
@@ -198,13 +204,18 @@ class SequenceState:
         if section.ggml_type != tensor.type or section.row_bytes != row:
             raise EngineError(f"rows of {section}: here a row is {row} bytes of type {tensor.type}")
         if _bytes(section).nbytes != rows * row:
-            raise EngineError(f"rows of {section}: {_bytes(section).nbytes} bytes came, {rows * row} are needed")
+            raise EngineError(
+                f"rows of {section}: {_bytes(section).nbytes} bytes came, {rows * row} are needed"
+            )
         if state:
             if section.p0 != section.p1 or section.p1 != n_valid_after or key in covered:
                 raise EngineError(f"state of {section} is not the one state at position {n_valid_after}")
             if not np.isfinite(_bytes(section).view(np.float32)).all():
                 raise EngineError(f"state of {section} has values that are not finite")
-        elif not 0 <= section.p0 <= min(section.p1, covered.get(key, held.n_valid)) or section.p1 > n_valid_after:
+        elif (
+            not 0 <= section.p0 <= min(section.p1, covered.get(key, held.n_valid))
+            or section.p1 > n_valid_after
+        ):
             raise EngineError(f"rows of {section} do not join [0, {covered.get(key, held.n_valid)})")
         covered[key] = section.p1
 

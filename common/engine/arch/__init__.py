@@ -1,7 +1,7 @@
 """One module per architecture, each a builder of one layer: `build_layer(step, layer, x) -> residual or None`.
 
-A builder states the mathematics of a layer in operations of common/ggml/graph.py and nothing else; caches, inputs, masks
-and the choice of rows belong to step.py. Picked by architecture name in `builder`.
+A builder states the mathematics of a layer in operations of common/ggml/graph.py and nothing else; caches, inputs,
+masks and the choice of rows belong to step.py. Picked by architecture name in `builder`.
 """
 
 from __future__ import annotations
