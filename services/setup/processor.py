@@ -19,7 +19,8 @@ from typing import NamedTuple
 PROBE_SOURCE = Path(__file__).with_name("amx_probe.c")
 AMX_ON = ("-mamx-tile", "-mamx-int8")
 AMX_OFF = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
-PROBE_TIMEOUT_S = 60
+COMPILE_TIMEOUT_S = 120
+PROBE_RUN_TIMEOUT_S = 30.0
 
 # Only what the compiler can make use of: kernels add names to the rest of the list at every update.
 INSTRUCTION_SETS = re.compile(
@@ -68,7 +69,9 @@ def amx_verdict(advertised: bool, cc: str, folder: Path, probe: Path = PROBE_SOU
 
 def _compiles(cc: str, source: Path, program: Path, flags: tuple[str, ...]) -> bool:
     command = [*cc.split(), "-O1", *flags, str(source), "-o", str(program)]
-    return subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False).returncode == 0
+    return (
+        subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
+    )
 
 
 def _survives(program: Path) -> bool:
@@ -77,7 +80,7 @@ def _survives(program: Path) -> bool:
         child = subprocess.run(
             [str(program)],
             capture_output=True,
-            timeout=PROBE_TIMEOUT_S,
+            timeout=PROBE_RUN_TIMEOUT_S,
             check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
         )

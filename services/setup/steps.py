@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 from services.setup.checks import SetupError
 
@@ -113,28 +113,30 @@ def run(command: list[str], progress: Progress, log: Path, env: dict[str, str] |
             env=env,
             start_new_session=True,
         )
+        assert child.stdout is not None
         try:
-            _follow(child, progress, file)
+            _follow(child, child.stdout, progress, file)
         except BaseException:
             _end(child)
             raise
+        finally:
+            child.stdout.close()
     if child.returncode != 0:
         raise SetupError(_failure(command, child.returncode, log, start))
 
 
-def _follow(child: subprocess.Popen[bytes], progress: Progress, log_file) -> None:
+def _follow(child: subprocess.Popen[bytes], pipe: IO[bytes], progress: Progress, log: IO[bytes]) -> None:
     """Copy the child's output to the log until it ends, and tell `progress` what it is doing."""
-    assert child.stdout is not None
     doing, rest = "", b""
     with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
+        selector.register(pipe, selectors.EVENT_READ)
         while True:
             if selector.select(timeout=0.5):
-                data = os.read(child.stdout.fileno(), 1 << 16)
+                data = os.read(pipe.fileno(), 1 << 16)
                 if not data:
                     break
-                log_file.write(data)
-                log_file.flush()
+                log.write(data)
+                log.flush()
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     doing = _describe(line.decode("utf-8", "replace")) or doing

@@ -116,7 +116,10 @@ def _source(python: Path, folder: Path, progress: steps.Progress, log: Path, env
     unpacking = folder / "unpacking"
     shutil.rmtree(unpacking, ignore_errors=True)
     with tarfile.open(archive) as tar:
-        tar.extractall(unpacking, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        if hasattr(tarfile, "data_filter"):  # 3.11.4 and later
+            tar.extractall(unpacking, filter="data")
+        else:
+            tar.extractall(unpacking)
     os.replace(unpacking / SOURCE_NAME, source)
     return source
 

