@@ -36,6 +36,10 @@ CHUNK_TOKENS_MAX = 4096
 ROW_SECTIONS_MAX = 4 * N_LAYER_MAX
 """Most sections of a ROWS blob: four kinds a layer."""
 SOCKET_BUFFER_BYTES = 4 * MIB
+SNAPSHOTS_MAX = 8
+"""Recurrent states a worker keeps; the oldest goes first."""
+WORKER_CLIENTS_MAX = 8
+"""Connections a worker reads at once on one channel, greeted or not; one more is closed."""
 
 # --- the bus
 BUS_HWM_MESSAGES = 1024

@@ -117,6 +117,20 @@ class WorkerSettings(Leaf, frozen=True):
     n_threads: Annotated[
         int, _says("computing threads of the worker", flat="worker_threads", ge=1, le=512)
     ] = 0
+    n_ctx: Annotated[
+        int,
+        _says(
+            "tokens of context the worker's mirror holds; as many as the host's",
+            flat="worker_ctx",
+            ge=512,
+            le=limits.N_CTX_MAX,
+            multiple_of=limits.KV_PAD_TOKENS,
+        ),
+    ] = 8192
+    weights: Annotated[
+        Literal["repack", "plain"],
+        _says("layout of the worker's weights; the host's must be the same", flat="worker_weights"),
+    ] = "repack"
 
 
 class MetricsSettings(Leaf, frozen=True):

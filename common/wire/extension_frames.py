@@ -7,7 +7,6 @@ docs/protocol.md.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from common.limits import (
@@ -19,6 +18,7 @@ from common.limits import (
     N_VOCAB_MAX,
 )
 from common.wire.base_frames import at_most, bounded_text, check_model, check_range, check_residual
+from common.wire.fingerprint import fingerprint
 from common.wire.frames import RESIDUAL, Frame, frame
 from common.wire.layout import EMPTY, FieldError, Payload
 
@@ -34,11 +34,6 @@ HELLO3 = (
     "u32 group_pages, u32 frame_mib_max, u32 window, u32 split_layer, u32 n_layer_full, u32 n_embd, u32 n_vocab, "
     "u32 n_ctx, char device[64], u8 fingerprint[32]"
 )
-
-
-def fingerprint(text: str) -> bytes:
-    """BLAKE2b (32 bytes) of a fingerprint text."""
-    return hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
 @dataclass(frozen=True)

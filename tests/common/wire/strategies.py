@@ -8,6 +8,7 @@ from common.limits import CHUNK_WINDOW_MAX, N_CTX_MAX, N_LAYER_MAX
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
 from common.wire import rows
+from common.wire.fingerprint import fingerprint
 from common.wire.frames import RESIDUAL, Frame
 from common.wire.layout import Payload
 
@@ -81,7 +82,7 @@ def _hello3(draw) -> dict:
         "window": st.integers(1, CHUNK_WINDOW_MAX),
         "device": names,
     }
-    fixed = {"ext_min": low, "ext_max": low + 1, "text": text, "fingerprint": ext.fingerprint(text)}
+    fixed = {"ext_min": low, "ext_max": low + 1, "text": text, "fingerprint": fingerprint(text)}
     return draw(_model()) | _with(draw, more) | fixed
 
 

@@ -1,0 +1,116 @@
+"""The one thread that uses the engine: it takes requests in order of arrival and sends each answer itself.
+
+Readers of connections put work in (`submit`), nobody waits for it. A request whose client has gone is skipped; when a
+client leaves, the mirror is emptied behind its last request. Knows sessions only by what they promise here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import EngineError, OutriggerError
+from common.limits import CHUNK_WINDOW_MAX, WORKER_CLIENTS_MAX
+from common.log import get_log
+from common.wire.frames import Frame
+from common.wire.link import Refused
+from device.service import TailService
+
+log = get_log()
+
+QUEUE_MAX = (CHUNK_WINDOW_MAX + 4) * WORKER_CLIENTS_MAX
+
+
+class Client(Protocol):
+    """What the compute thread needs of a connection."""
+
+    peer: str
+    closed: bool
+
+    def reply(self, frame: Frame) -> None: ...
+
+    def fail(self, error: OutriggerError, n_valid: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request that arrived whole at `arrived_at`; `frame` is a Refused when its hash was wrong."""
+
+    client: Client
+    frame: Frame | Refused
+    seq: int
+    arrived_at: float
+
+
+class ComputeThread:
+    """`service` and its engine are used by this thread only, from `start` to `stop`."""
+
+    def __init__(self, service: TailService, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service = service
+        self._clock = clock
+        self._queue: queue.Queue[Work | Client | None] = queue.Queue(QUEUE_MAX)
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._served: Client | None = None
+        self.busy = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: Work) -> None:
+        """Queue a request. The link's window keeps the queue short; a client beyond it was refused before."""
+        self._queue.put(work)
+
+    def release(self, client: Client) -> None:
+        """The client is gone: once its requests are skipped, empty the mirror."""
+        self._queue.put(client)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Stop after the request at hand; False when that takes longer than timeout_s."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Work):
+                if not item.client.closed:
+                    self.busy = True
+                    self._served = item.client
+                    self._perform(item)
+                    self.busy = False
+            elif item is self._served:  # a newer client may be served already: then the mirror is its
+                self._service.mirror.empty()
+                self._served = None
+
+    def _perform(self, work: Work) -> None:
+        """Answer one request. Whatever goes wrong becomes an answer: this thread must outlive every client."""
+        service, client = self._service, work.client
+        try:
+            if isinstance(work.frame, Refused):
+                client.reply(service.failure(None, work.seq, work.frame.error))
+                return
+            answer = service.answer(work.frame, work.seq, self._clock() - work.arrived_at)
+        except OutriggerError as error:
+            self._refuse(work, error)
+        except Exception as error:
+            log.exception("request failed", peer=client.peer, request=work.frame.NAME)
+            service.mirror.empty()
+            self._refuse(work, EngineError(f"{type(error).__name__}: {error}"))
+        else:
+            client.reply(answer.frame)
+            if answer.closing is not None:
+                client.fail(answer.closing, 0)
+
+    def _refuse(self, work: Work, error: OutriggerError) -> None:
+        assert not isinstance(work.frame, Refused)
+        n_valid = self._service.mirror.n_valid
+        values = {"peer": work.client.peer, "request": work.frame.NAME, "n_valid": n_valid}
+        log.warning("request refused", **values, error=str(error))
+        if work.seq == 0:  # a greeting: there is nothing to go on with
+            work.client.fail(error, n_valid)
+        else:
+            work.client.reply(self._service.failure(work.frame, work.seq, error))

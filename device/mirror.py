@@ -1,0 +1,179 @@
+"""The tail layers and their mirror: everything a host may ask of them, on one sequence.
+
+Each operation either succeeds or raises an OutriggerError with the mirror as before, or emptied where that could not
+be kept; `n_valid` says which. Knows the engine and nothing of frames or sockets. Used by device.service on the compute
+thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import EngineError, ModelError, NonFiniteError, PositionError
+from common.limits import SNAPSHOTS_MAX
+from common.wire.messages import ROWS_KV, ROWS_STATE, WANT_LOGITS, WANT_ROWS, WANT_STATE, WANT_TAPS
+from common.wire.rows import KIND_V, RowSection
+
+if TYPE_CHECKING:
+    from common.engine.engine import Engine
+    from common.engine.span import LayerSpan
+    from common.state.recurrent import RecurrentSnapshot
+
+
+@dataclass(frozen=True)
+class TailRun:
+    """What a chunk left: logits f32 [n_vocab] of its last row if wanted, and the rows and states that were wanted."""
+
+    logits: np.ndarray | None
+    sections: list[RowSection]
+
+
+class TailMirror:
+    """The last layers of a model from `first` on, and rows and states of positions [0, n_valid) for them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.spec = engine.spec
+        self._span: LayerSpan | None = None
+        self._snapshots: deque[RecurrentSnapshot] = deque(maxlen=SNAPSHOTS_MAX)
+
+    @property
+    def span(self) -> LayerSpan:
+        if self._span is None:
+            raise PositionError("no host said yet which layers it wants")
+        return self._span
+
+    @property
+    def n_valid(self) -> int:
+        """Positions every layer has; 0 while nobody is attached."""
+        return self._span.n_valid if self._span else 0
+
+    @property
+    def n_embd(self) -> int:
+        return self.spec.n_embd
+
+    @property
+    def has_recurrent(self) -> bool:
+        return any(self.spec.kind(layer) == "recurrent" for layer in range(self.span.first, self.span.last))
+
+    # --- whose layers
+
+    def attach(self, first: int) -> None:
+        """Serve layers [first, n_layer_full) from now on, empty. Raises ModelError when the file does not hold them."""
+        layers = self.spec.layers
+        lowest = max(layers.start, 1)
+        if not lowest <= first < layers.stop:
+            raise ModelError(
+                f"the host asks for layers {first} to {self.spec.n_layer_full - 1} and this worker can run a tail "
+                f"from layer {lowest} on; start the host with another split layer, or the worker with "
+                f"a tail file cut at layer {first} (outrigger split MODEL -L {first} TAIL)"
+            )
+        self.empty()
+        self._span = self.engine.span(first, layers.stop)
+        self.empty()
+
+    def empty(self) -> None:
+        """Forget the sequence and all snapshots."""
+        self._snapshots.clear()
+        if self._span:
+            self._span.truncate(0)
+
+    # --- the operations
+
+    def run(self, residual: np.ndarray, position: int, want: int) -> TailRun:
+        """Run the tail over residual f32 [n_tokens, n_embd] at `position`, which must be n_valid."""
+        end = position + len(residual)
+        self._check_chunk(residual, position, want)
+        before = self.n_valid
+        try:
+            for begin, stop in _ubatches(position, end, self.engine.n_ubatch):
+                last = "last" if want & WANT_LOGITS and stop == end else "none"
+                out = self.span.run(residual[begin - position : stop - position], begin, logits=last)
+            sections = self.rows(position, end, _wanted_flags(want))
+        except BaseException:
+            self._undo(before)
+            raise
+        return TailRun(out[0] if want & WANT_LOGITS else None, sections)
+
+    def rows(self, p0: int, p1: int, flags: int) -> list[RowSection]:
+        """K/V rows [p0, p1) and the recurrent states at n_valid, as `flags` ask. Raises PositionError."""
+        if flags & ROWS_KV and not 0 <= p0 <= p1 <= self.n_valid:
+            raise PositionError(f"rows [{p0}, {p1}) asked; the mirror holds [0, {self.n_valid})")
+        return (
+            self.span.export_rows(p0, p1, kv=bool(flags & ROWS_KV), state=bool(flags & ROWS_STATE))
+            if flags
+            else []
+        )
+
+    def sync(self, sections: list[RowSection], flags: int, n_valid_after: int) -> None:
+        """Take over rows and states the mirror lacks. All or nothing."""
+        for section in sections:
+            needs = ROWS_KV if section.kind <= KIND_V else ROWS_STATE
+            if not flags & needs:
+                raise EngineError(f"{section} came, and flags {flags} do not announce it")
+        self.span.import_rows(sections, n_valid_after)
+
+    def snapshot(self, n: int) -> None:
+        """Keep the recurrent states at n, which must be n_valid. Raises PositionError."""
+        if n != self.n_valid:
+            raise PositionError(f"a snapshot at {n} was asked; the mirror stands at {self.n_valid}")
+        if self.has_recurrent:
+            self._snapshots.append(self.span.snapshot())
+
+    def rewind(self, n: int) -> int:
+        """Go back to the newest point <= n that can be reached, and say which."""
+        if n == 0 or not self.n_valid:
+            self.empty()
+        elif n >= self.n_valid or not self.has_recurrent:
+            self.span.truncate(min(n, self.n_valid))
+        else:
+            while self._snapshots and self._snapshots[-1].n_valid > n:
+                self._snapshots.pop()
+            if self._snapshots:
+                self.span.restore(self._snapshots[-1])
+            else:
+                self.empty()
+        return self.n_valid
+
+    # --- inside
+
+    def _check_chunk(self, residual: np.ndarray, position: int, want: int) -> None:
+        end, n_ctx = position + len(residual), self.engine.n_ctx
+        if position != self.n_valid:
+            raise PositionError(f"a chunk at position {position} came; the mirror stands at {self.n_valid}")
+        if end > n_ctx:
+            raise PositionError(f"positions [{position}, {end}) came; this worker's context holds {n_ctx}")
+        if want & WANT_TAPS:
+            raise EngineError("tap rows were asked; this worker has none")
+        if want & WANT_LOGITS and not self.spec.has_output:
+            raise EngineError(
+                "logits were asked; this worker's file has no output head (it was split with --no-head)"
+            )
+        if not np.isfinite(residual).all():
+            bad = int((~np.isfinite(residual)).any(axis=1).argmax())
+            raise NonFiniteError(f"the residual of position {position + bad} has values that are not finite")
+
+    def _undo(self, n: int) -> None:
+        """After a failure in the middle: back to n where that can be kept, else empty."""
+        if self.has_recurrent:
+            self.empty()
+        else:
+            self.span.truncate(min(n, self.n_valid))
+
+
+def _wanted_flags(want: int) -> int:
+    return (ROWS_KV if want & WANT_ROWS else 0) | (ROWS_STATE if want & WANT_STATE else 0)
+
+
+def _ubatches(start: int, end: int, n_ubatch: int) -> Iterator[tuple[int, int]]:
+    """Cut [start, end) at multiples of n_ubatch; a lone last row takes one from the ubatch before it (grid law)."""
+    cuts = [start, *range(start - start % n_ubatch + n_ubatch, end, n_ubatch), end]
+    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 and cuts[-2] - cuts[-3] > 1:
+        cuts[-2] -= 1
+    return pairwise(cuts)

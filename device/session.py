@@ -1,0 +1,183 @@
+"""One connection of the residual channel: a socket, its Link, and the thread that reads it.
+
+Reading and sending run on different threads (reader; compute thread and reader), so the link's state is behind one
+lock and the order of frames on the socket behind another: a long answer being sent never keeps the reader from
+reading, which is what lets the other side finish sending. Knows no tensors. Made by device.link_server.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from common.errors import LocalProtocolError, OutriggerError, RemoteProtocolError
+from common.log import get_log
+from common.wire import base_frames as base
+from common.wire import extension_frames as ext
+from common.wire.frames import RESIDUAL, Frame
+from common.wire.layout import Payload
+from common.wire.link import Arrived, Link, Phase, Refused, Role
+from common.wire.stream import FrameReader, FrameWriter
+from device.compute import Work
+
+log = get_log()
+
+SEND_S_MAX = 30.0
+"""A client that takes no byte for so long is given up."""
+GREETING_S_MAX = 10.0
+PING_DATA = b"still there?"
+
+
+class Session:
+    """A client, from its first byte to its last. `serve` runs on the connection's own thread.
+
+    on_greeting is called with the session when a well-formed greeting came, before it is answered; it raises
+    WorkerBusyError when another client keeps the place. on_work takes everything that needs the engine.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        window: int,
+        on_greeting: Callable[[Session], None],
+        on_work: Callable[[Work], None],
+    ) -> None:
+        self.peer = peer
+        self.closed = False
+        self.close_reason = ""
+        self.last_heard = self._opened_at = time.monotonic()
+        self._greeted = False
+        self._sock = sock
+        self._link = Link(Role.WORKER, window=window)
+        self._state_lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._pong = threading.Event()
+        self._on_greeting = on_greeting
+        self._on_work = on_work
+
+    # --- reading
+
+    def serve(self) -> None:
+        """Read until the client leaves or breaks the protocol. Never raises."""
+        reader = FrameReader(RESIDUAL.magic, self._link.bytes_max)
+        try:
+            while not self.closed and (n := self._receive(reader.buffer())):
+                for raw in reader.advance(n):
+                    now = self.last_heard = time.monotonic()
+                    with self._state_lock:
+                        event = self._link.receive(raw, now)
+                    if event is not None:
+                        self._take(event, now)
+            self.close(self.close_reason or "the client closed")
+        except OutriggerError as error:
+            self.fail(error, 0)
+        except TimeoutError:
+            self.close(f"no greeting within {GREETING_S_MAX:g} s")
+        except OSError as error:
+            self.close(f"the connection broke: {error}")
+
+    def _receive(self, buffer: memoryview) -> int:
+        """Bytes that came; 0 at the end. Until the greeting is whole, all of it must come within GREETING_S_MAX."""
+        if not self._greeted:
+            left_s = self._opened_at + GREETING_S_MAX - time.monotonic()
+            self._sock.settimeout(max(left_s, 0.001))
+        return self._sock.recv_into(buffer)
+
+    def _take(self, event: Arrived | Refused, now: float) -> None:
+        if isinstance(event, Refused):
+            self._on_work(Work(self, event, event.seq, now))
+            return
+        frame = event.frame
+        if isinstance(frame, base.Bye):
+            self.close("the client said goodbye")
+        elif isinstance(frame, base.Ping):
+            self.reply(base.Pong(Payload(bytes(frame.reply_len))))
+        elif isinstance(frame, base.Pong):
+            self._pong.set()
+        elif isinstance(frame, (base.Hello, ext.Hello3)):
+            self._on_greeting(self)
+            self._greeted = True
+            self._sock.settimeout(None)  # a plain blocking socket: no poll before each call
+            self._sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_S_MAX), 0)
+            )
+            self._on_work(Work(self, frame, 0, now))
+        else:
+            self._on_work(Work(self, frame, event.seq, now))
+
+    # --- sending
+
+    def reply(self, frame: Frame) -> None:
+        """Send one frame whole. A client that is gone or stuck closes the session; nothing is raised for that."""
+        try:
+            self._say(frame)
+        except LocalProtocolError as error:
+            if not self.closed:
+                log.error("answer could not be sent", peer=self.peer, frame=frame.NAME, error=str(error))
+                self.close(str(error))
+
+    def fail(self, error: OutriggerError, n_valid: int) -> None:
+        """Say what is wrong, once, and close."""
+        with self._send_lock:
+            if self.closed:
+                return
+            with self._state_lock:
+                buffers = self._link.farewell(error, n_valid)
+            self._sock.settimeout(1.0)
+            self._send(buffers)
+            self.close(str(error), worth_a_warning=isinstance(error, RemoteProtocolError))
+
+    def _say(self, frame: Frame) -> None:
+        with self._send_lock:
+            with self._state_lock:
+                buffers = self._link.send(frame, time.monotonic())
+            self._send(buffers)
+
+    def _send(self, buffers: list[memoryview]) -> None:
+        writer = FrameWriter()
+        writer.add(buffers)
+        try:
+            while writer:
+                writer.advance(self._sock.sendmsg(writer.buffers()))
+        except OSError as error:
+            self.close(f"sending failed: {error}")
+
+    # --- life
+
+    def answers(self, wait_s: float) -> bool:
+        """Whether the client is alive: it has requests running, or it answers a PING within wait_s."""
+        if self.closed:
+            return False
+        with self._state_lock:
+            phase, idle = self._link.phase, self._link.idle
+        if phase is not Phase.EXTENDED:
+            return time.monotonic() - self.last_heard < GREETING_S_MAX
+        if not idle:
+            return True
+        self._pong.clear()
+        try:
+            self._say(base.Ping(0, Payload(PING_DATA)))
+        except LocalProtocolError:
+            return True  # a request came meanwhile
+        return self._pong.wait(wait_s) and not self.closed
+
+    def close(self, reason: str, *, worth_a_warning: bool = False) -> None:
+        """End the connection from any thread; the reader's thread then returns from `serve`."""
+        if self.closed:
+            return
+        self.closed, self.close_reason = True, reason
+        (log.warning if worth_a_warning else log.info)("client left", peer=self.peer, reason=reason)
+        with suppress(OSError):  # it may not be connected any more
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def dispose(self) -> None:
+        """Free the descriptor, once `serve` has returned."""
+        self.close("disposed")
+        with self._send_lock:
+            self._sock.close()
