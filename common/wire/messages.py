@@ -136,6 +136,8 @@ class ReadReport(Part, frozen=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    wait_s: float = 0.0
+    """Seconds of the read in which the host had nothing to do but wait for the worker."""
     stages: tuple[UbatchTimes, ...] = ()
     """One entry an ubatch, in order; of the run that counted, when the worker failed and the read was redone."""
 

@@ -188,8 +188,7 @@ class Compute:
             request.stopped = True
             return
         request.generated.append(token_id)
-        self._tally.token_sent(is_first=len(request.generated) == 1, gap_s=now_s - turn.last_token_s)
-        turn.last_token_s = now_s
+        self._tally.token_sent(now_s - started_s)
         ready = m.TokenReady(request.ask.request_id, len(request.generated) - 1, token_id)
         self._emit(request, ready)
 
@@ -202,7 +201,6 @@ class Compute:
             n_generated=len(request.generated),
             report=turn.final_report(),
         )
-        self._tally.finished(reason)
         self._emit(request, finished)
         return True
 
@@ -214,5 +212,4 @@ class Compute:
             log.exception("the sequence could not be emptied")
 
     def _fail(self, request: Request, code: int, detail: str) -> None:
-        self._tally.finished("error")
         self._emit(request, m.Failed(request.ask.request_id, code, detail))

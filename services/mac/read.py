@@ -92,6 +92,7 @@ class Read:
             bypass_reason=self.plan.bypass_reason,
             fallbacks=tuple(self.fallbacks),
             prefill_s=self._clock.elapsed_s,
+            wait_s=self._clock.wait_s,
             stages=self._clock.stages(),
         )
 
@@ -126,7 +127,8 @@ class Read:
     def _synced(self, remote: RemoteSpan) -> bool:
         """One step towards a mirror that stands where the read starts; True when it does."""
         if remote.n_in_flight:
-            remote.wait(WAIT_S)
+            with self._clock.waiting():
+                remote.wait(WAIT_S)
             return False
         sync = remote.mirror.next_sync(self.plan.start, self._tokens_per_push())
         if sync is None:
@@ -157,7 +159,8 @@ class Read:
 
     def _take_home(self, remote: RemoteSpan, wait_s: float) -> bool:
         """Import the next answer's rows into the host's own tail layers; False when none came."""
-        answer = remote.wait(wait_s)
+        with self._clock.waiting():
+            answer = remote.wait(wait_s)
         if answer is None:
             return False
         assert isinstance(answer, TailRan), "the mirror is in place before the first chunk"

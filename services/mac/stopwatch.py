@@ -22,6 +22,8 @@ class ReadClock:
         self._clock = clock
         self._read_at_s = clock()
         self._entries: list[dict[str, Any]] = []
+        self.wait_s = 0.0
+        """Seconds of waiting for the worker, failed attempts included."""
 
     @property
     def elapsed_s(self) -> float:
@@ -55,6 +57,13 @@ class ReadClock:
             "ack_at_s": at_s,
             "import_s": self.elapsed_s - at_s,
         }
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait for the worker."""
+        at_s = self.elapsed_s
+        yield
+        self.wait_s += self.elapsed_s - at_s
 
     @contextmanager
     def tail(self, index: int) -> Iterator[None]:

@@ -1,25 +1,52 @@
-"""What the mac process counts for Prometheus: tokens and seconds by side, bypasses, fallbacks, first and next tokens.
+"""What the mac process counts for Prometheus. The series are declared in common.metrics; here is when they grow.
 
-The series themselves are declared in common.metrics; this file only says when they grow. Every value is told by the
-compute thread.
+Told by the compute thread what happened, by the loop's thread how things stand. Knows nothing else.
 """
 
 from __future__ import annotations
 
-from common.wire.messages import ReadReport
+from common.metrics import Metrics
+from common.wire.messages import HostStatus, ReadReport
 
 
 class Tally:
     """The counters of one process."""
 
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics or Metrics("mac")
+
     def read_done(self, report: ReadReport) -> None:
         """A prompt is through all layers."""
+        metrics = self.metrics
+        metrics.add("prompt_tokens_total", report.tokens_cache, source="cache")
+        metrics.add("prompt_tokens_total", report.tokens_host, source="host")
+        metrics.add("prompt_tokens_total", report.tokens_worker, source="worker")
+        if report.bypass_reason:
+            metrics.add("worker_bypass_total", reason=report.bypass_reason)
+        metrics.add("bubble_seconds_total", report.wait_s)
+        for stage in report.stages:
+            metrics.add("prefill_seconds_total", stage.head_s + stage.tail_s, side="host")
+            metrics.observe("stage_seconds", stage.head_s, side="host", phase="head")
+            if stage.tail_s:
+                metrics.observe("stage_seconds", stage.tail_s, side="host", phase="tail")
+            if stage.worker_s:
+                metrics.add("prefill_seconds_total", stage.worker_s, side="worker")
+                metrics.observe("stage_seconds", stage.worker_s, side="worker", phase="tail")
+                metrics.observe("stage_seconds", stage.round_trip_s, side="worker", phase="round_trip")
+                metrics.observe("stage_seconds", stage.import_s, side="host", phase="import")
 
     def fell_back(self, cause: str) -> None:
         """A worker failed; its part of a read is redone on the host."""
+        self.metrics.add("worker_fallback_total", cause=cause)
 
-    def token_sent(self, *, is_first: bool, gap_s: float) -> None:
-        """A token left; gap_s: since the one before it, or since the request arrived."""
+    def token_sent(self, compute_s: float) -> None:
+        """A token left; compute_s: what it took to compute and choose it."""
+        self.metrics.add("generation_tokens_total")
+        self.metrics.add("decode_seconds_total", compute_s)
 
-    def finished(self, outcome: str) -> None:
-        """A request is over: stop, length, cancelled or error."""
+    def stands(self, status: HostStatus) -> None:
+        """How the host is right now."""
+        self.metrics.set("requests_running", status.requests_running)
+        self.metrics.set("requests_waiting", status.requests_waiting)
+        self.metrics.set("split_layer", status.worker.split_layer)
+        self.metrics.set_state("worker_state", "state", status.worker.state)

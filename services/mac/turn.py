@@ -25,7 +25,6 @@ class Turn:
         self.read: Read | None = None
         self.logits: NDArray[np.float32] | None = None
         """f32 [n_vocab] of the newest token that went through the model."""
-        self.last_token_s = request.arrived_s
         self.decode_s = 0.0
         self._report = ReadReport()
         self._sampler: Sampler | None = None
