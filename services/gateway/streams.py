@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import LocalProtocolError, OutriggerError, ServiceError
+from common.errors import LinkDeadlineError, LocalProtocolError, OutriggerError, ServiceError
 from common.limits import TOKEN_CREDIT
 from common.wire import messages as m
 from services.gateway.answers import FinishReason, Usage
@@ -196,7 +196,7 @@ class RequestTable:
         """Ends the streams whose deadline passed without a word from the host; returns what to send."""
         late = [stream for stream in self._running() if now > stream.expires_at + GRACE_S]
         for stream in late:
-            stream.give(Broken(ServiceError("the request did not end before its deadline")))
+            stream.give(Broken(LinkDeadlineError("the request did not end before its deadline")))
         return [m.Cancel(stream.request_id) for stream in late]
 
     def _running(self) -> Iterable[Stream]:

@@ -1,0 +1,91 @@
+"""Requests become token ids as the model's template wants them, within the context. Method: the embedded model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from common.errors import ContextExceededError, RequestError
+from services.gateway.failures import HttpRefusal, error_body
+from services.gateway.prompt import PromptReader
+from services.gateway.reading import read_request
+from services.gateway.requests import ChatRequest, CompletionRequest
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def reader(smollm2):
+    reader = PromptReader.load(smollm2)
+    yield reader
+    reader.vocabulary.close()
+
+
+def chat(**fields) -> ChatRequest:
+    fields = {"messages": [{"role": "user", "content": "hi"}]} | fields
+    return read_request(json.dumps(fields).encode(), ChatRequest)
+
+
+def completion(prompt, **fields) -> CompletionRequest:
+    return read_request(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
+
+
+def text_of(reader, job) -> str:
+    return "".join(reader.vocabulary.token_text(int(i)) for i in job.ids)
+
+
+def test_a_chat_is_rendered_by_the_models_template(reader):
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    ]
+    job = reader.job(chat(messages=messages, max_tokens=7), n_ctx=100, fresh_seed=5)
+    assert text_of(reader, job) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (job.max_tokens, job.sampling.seed) == (7, 5)
+    assert job.ids.dtype == "int32" and job.ids[0] == reader.vocabulary.bos_id
+
+
+def test_an_answer_may_fill_the_context_and_not_more(reader):
+    n_prompt = len(reader.job(chat(), n_ctx=1000, fresh_seed=0).ids)
+    assert reader.job(chat(), n_ctx=1000, fresh_seed=0).max_tokens == 1000 - n_prompt
+    assert reader.job(chat(max_tokens=5000), n_ctx=1000, fresh_seed=0).max_tokens == 1000 - n_prompt
+    assert reader.job(chat(), n_ctx=n_prompt + 1, fresh_seed=0).max_tokens == 1
+    with pytest.raises(ContextExceededError) as caught:
+        reader.job(chat(), n_ctx=n_prompt, fresh_seed=0)
+    body = error_body(caught.value)["error"]
+    assert (body["type"], body["n_prompt_tokens"], body["n_ctx"]) == (
+        "exceed_context_size_error",
+        n_prompt,
+        n_prompt,
+    )
+    assert str(n_prompt) in body["message"] and body["param"] == "messages"
+
+
+def test_completions_take_text_or_token_ids(reader):
+    text = reader.job(completion("Once upon"), n_ctx=100, fresh_seed=0).ids.tolist()
+    assert reader.job(completion(["Once upon"]), n_ctx=100, fresh_seed=0).ids.tolist() == text
+    assert reader.job(completion(text), n_ctx=100, fresh_seed=0).ids.tolist() == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "the prompt is empty"),
+        ([1, 49152], r"prompt\[1\] must be a token id from 0 to 49151, not 49152"),
+        ([-1], r"prompt\[0\] must be a token id"),
+        (["a", "b"], "one text or a list of token ids"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(reader, prompt, words):
+    with pytest.raises(RequestError, match=words):
+        reader.job(completion(prompt), n_ctx=100, fresh_seed=0)
+
+
+def test_another_models_name_is_not_found(reader):
+    assert reader.job(chat(model=reader.model_name), n_ctx=100, fresh_seed=0).max_tokens > 0
+    with pytest.raises(HttpRefusal, match="'gpt-4' does not exist here; this server runs 'smollm2") as caught:
+        reader.job(chat(model="gpt-4"), n_ctx=100, fresh_seed=0)
+    assert caught.value.status == 404 and error_body(caught.value)["error"]["code"] == "model_not_found"
