@@ -171,7 +171,9 @@ def _metadata(spec: ModelSpec, source: dict[str, Any], plan: SplitPlan, head: bo
         kept[f"{spec.arch}.attention.recurrent_layers"] = [
             spec.kind(layer) == "recurrent" for layer in plan.tail
         ]
-    return kept
+    return dict(
+        sorted(kept.items())
+    )  # a tail of a tail has the same bytes as one cut straight from the model
 
 
 def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
