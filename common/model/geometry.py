@@ -214,3 +214,10 @@ PRESETS: dict[str, tuple[Geometry, str]] = {
     ),
 }  # fmt: skip
 """Name -> (geometry, storage type). The sizes in the names count the layers' parameters, without the embedding's."""
+
+
+def preset(name: str) -> tuple[Geometry, str]:
+    """(geometry, storage type) of one of PRESETS. Raises ModelError naming them."""
+    if name not in PRESETS:
+        raise ModelError(f"unknown preset {name!r}; presets: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -20,7 +20,7 @@ from common.errors import ModelError
 from common.ggml.header import read_header
 from common.ggml.quantize import block_length, quantize_rows, row_bytes, storage_type
 from common.model.embedded import embedded_model, models_folder
-from common.model.geometry import PRESETS, Geometry, Weight
+from common.model.geometry import Geometry, Weight, preset
 from common.model.gguf_stream import GgufStream, Progress
 
 BLOCK_ELEMENTS = 1 << 21
@@ -29,13 +29,6 @@ BLOCK_ELEMENTS = 1 << 21
 
 GENERATION = 2
 """Raised whenever the same seed would give other bytes, so that kept presets are made anew."""
-
-
-def preset(name: str) -> tuple[Geometry, str]:
-    """(geometry, storage type) of one of PRESETS. Raises ModelError naming them."""
-    if name not in PRESETS:
-        raise ModelError(f"unknown preset {name!r}; presets: {', '.join(PRESETS)}")
-    return PRESETS[name]
 
 
 def ensure_preset(

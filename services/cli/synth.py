@@ -11,8 +11,8 @@ import click
 
 from common.ggml.quantize import STORAGE_TYPES
 from common.model.embedded import embedded_model
-from common.model.geometry import PRESETS, Geometry
-from common.model.synthetic import preset, write_synthetic
+from common.model.geometry import PRESETS, Geometry, preset
+from common.model.synthetic import write_synthetic
 from services.cli.progress import ByteProgress
 
 NUMBERS = [field.name for field in fields(Geometry) if field.type == "int"]

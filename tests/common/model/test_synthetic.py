@@ -15,9 +15,9 @@ import pytest
 from common.errors import ModelError
 from common.ggml.header import read_header
 from common.ggml.stock import StockContext, StockModel
-from common.model.geometry import PRESETS, Geometry
+from common.model.geometry import PRESETS, Geometry, preset
 from common.model.spec import ModelSpec
-from common.model.synthetic import preset, write_synthetic
+from common.model.synthetic import write_synthetic
 
 TEXT = (
     "The harbour master kept a ledger of every boat that came in under sail, and every evening he read the day's "
