@@ -23,6 +23,7 @@ REFUSED_KEYS = frozenset(
     {"prompt", "messages", "text", "content", "secret", "password", "authorization", "api_key"}
 )
 """Names of values that could hold what a user wrote, or a secret."""
+FIRST_KEYS = ("timestamp", "level", "process", "event")
 TEXT_MAX = 2000
 """Longest value in a line: an error from a library may quote megabytes."""
 
@@ -78,4 +79,5 @@ def _discreet(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mu
             event[key] = "<not logged>"
         elif isinstance(value, str) and len(value) > TEXT_MAX:
             event[key] = f"{value[:TEXT_MAX]}... ({len(value)} characters)"
-    return event
+    # What every line has comes first, so that a column of lines can be read.
+    return {key: event.pop(key) for key in FIRST_KEYS if key in event} | event

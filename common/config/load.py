@@ -26,8 +26,8 @@ from common.errors import SettingError
 
 FILE_NAME = "outrigger.toml"
 FILE_VARIABLE = "OUTRIGGER_CONFIG"
-OTHER_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIGGER_WHEEL_DIR", "OUTRIGGER_DEBUG"})
-"""Variables with our prefix that are not settings: the file's place, the set-up's wheels, tracebacks."""
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIGGER_WHEEL_DIR", "OUTRIGGER_DEBUG", "OUTRIGGER_PARENT_PID"})
+"""With our prefix, yet no settings: the file's place, the set-up's wheels, tracebacks, whose child a process is."""
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ class LinkFailed(Message, frozen=True):
     detail: str
 
 
-# --- route "life": every process -> launch ---------------------------------------------------------------------------
+# --- route "life": every process -> launch and back ---------------------------------------------------------------------
 
 
 class StateChanged(Message, frozen=True):
@@ -372,6 +372,8 @@ class StateChanged(Message, frozen=True):
     pid: int
     state: Literal["starting", "ready", "serving", "draining", "stopped"]
     detail: str = ""
+    listens: dict[str, str] = {}
+    """Where the process listens, by purpose: {"metrics": "http://127.0.0.1:9571/metrics"}."""
 
 
 class Beat(Message, frozen=True):

@@ -44,10 +44,13 @@ class _BlockingChannel(Channel):
                 return None
             self._wait(left_s)
 
-    def wait(self, timeout_s: float | None, *sockets: Any) -> list[Any]:
-        """Those of this channel and `sockets` (anything with fileno()) that can be read; empty after `timeout_s`."""
+    def wait(self, timeout_s: float | None, *sockets: Any, writers: Sequence[Any] = ()) -> list[Any]:
+        """Those of this channel and `sockets` (anything with fileno()) that can be read; empty after `timeout_s`.
+
+        Those of `sockets` that are also in `writers` count as ready when they can be written, too.
+        """
         for other in sockets:
-            self._poller.register(other, zmq.POLLIN)
+            self._poller.register(other, zmq.POLLIN | zmq.POLLOUT if other in writers else zmq.POLLIN)
         try:
             ready = self._wait(timeout_s)
         finally:

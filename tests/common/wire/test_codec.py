@@ -35,6 +35,8 @@ def values_of(hint: object, name: str) -> st.SearchStrategy:
         return st.sampled_from(args)
     if origin is tuple:
         return st.lists(values_of(args[0], name), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values_of(args[0], name), values_of(args[1], name), max_size=3)
     if NoneType in args:
         return st.none() | st.one_of(*(values_of(arg, name) for arg in args if arg is not NoneType))
     if hint is int:

@@ -1,0 +1,243 @@
+"""The skeleton of every process on the host: starting, ready, serving, draining, stopped.
+
+    async def body(life: Life) -> None:
+        async with Owner(GENERATE, life.endpoint(GENERATE), on_event=life.on_bus_event) as owner:
+            life.spawn(answer(owner), "answer")       # a task that fails ends the process, loudly
+            await life.ready({"http": url})
+            await life.stopping.wait()                # SIGTERM, SIGINT, or the parent is gone
+        # leaving the blocks is the draining; the guard allows it STOP_S
+
+    if __name__ == "__main__":
+        raise SystemExit(run_service("mac", body))
+
+The skeleton loads the settings, starts logs, metrics, faulthandler and the guard, and tells launch over route LIFE
+how far the process is. It knows nothing of what a process does. A failure ends in one line and an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from common.config import Settings, find_file, load_settings
+from common.errors import LinkError, OutriggerError, ServiceError, SettingError
+from common.log import configure_log, get_log
+from common.metrics import Metrics
+from common.wire.messages import Beat, StateChanged
+from common.wire.routes import LIFE, Route
+from services.runtime.bus import Asker, BusEvent
+from services.runtime.endpoints import route_endpoint
+from services.runtime.exposition import Exposition
+from services.runtime.guard import Guard, parent_pid_in
+from services.runtime.run_dir import open_run_dir
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_SETTING = 2
+BEAT_S = 1.0
+LIFE_WAIT_S = 0.3
+"""How long a word to launch may take; launch also sees processes end."""
+
+State = Literal["starting", "ready", "serving", "draining", "stopped"]
+Body = Callable[["Life"], Awaitable[None]]
+
+log = get_log()
+
+
+class Life:
+    """What a process's body is given: its settings, its metrics, and the ways to say how it is."""
+
+    def __init__(self, process: str, settings: Settings, metrics: Metrics) -> None:
+        self.process = process
+        self.settings = settings
+        self.metrics = metrics
+        self.stopping = asyncio.Event()
+        """Set when the process is to drain and leave."""
+        self.state: State = "starting"
+        self.was_ready = False
+        self.work = 0
+        """Grown by the thread that does the work; a beat that stands still shows a stuck one."""
+        self._listens: dict[str, str] = {}
+        self._launch: Asker | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of sockets and logs; private to this user."""
+        return self.settings.run_dir
+
+    def endpoint(self, route: Route) -> str:
+        """Address of `route` in this run."""
+        return route_endpoint(self.run_dir, route)
+
+    def on_bus_event(self, event: BusEvent) -> None:
+        """For every channel's `on_event`: logs, and counts what was dropped. Any thread."""
+        fields = {"route": event.route, "peer": event.peer, "detail": event.detail}
+        if event.kind == "joined":
+            log.info("bus peer joined", **fields)
+            return
+        log.warning(f"bus {event.kind.replace('_', ' ')}", count=event.count, **fields)
+        reason = "lost" if event.kind == "gap" else event.kind
+        if reason in ("stale", "replayed", "foreign", "lost"):
+            self.metrics.add("bus_dropped_total", event.count, route=event.route, reason=reason)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run `work` beside the body until the process stops. If it raises, the process ends with that error."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    async def ready(self, listens: Mapping[str, str] | None = None, detail: str = "") -> None:
+        """Everything is loaded and bound; `listens` says where, by purpose."""
+        self._listens |= listens or {}
+        self.was_ready = True
+        await self._move("ready", detail)
+        if self._launch is None:
+            await self._move("serving")
+
+    def stop(self) -> None:
+        """Drain and leave. Event loop's thread."""
+        self.spawn(self._drain(), "drain")
+
+    def fail(self, error: BaseException) -> None:
+        """End the process because of `error`; the first one counts. Event loop's thread."""
+        if self._failure is None:
+            self._failure = error
+        self.stopping.set()
+
+    # --- for the skeleton itself
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _move(self, state: State, detail: str = "") -> None:
+        """Go to `state` and tell."""
+        self.state = state
+        log.info(f"process {state}", **({"detail": detail} if detail else {}), **self._listens)
+        if self._launch is not None:
+            with suppress(ServiceError):  # launch is gone; the guard knows what that means
+                said = StateChanged(self.process, os.getpid(), state, detail, self._listens)
+                await self._launch.send(said, wait_s=LIFE_WAIT_S)
+
+    async def _drain(self) -> None:
+        await self._move("draining")
+        self.stopping.set()
+
+    async def _talk_with_launch(self) -> None:
+        """Beat, and hear that all processes are ready."""
+        assert self._launch is not None
+        self.spawn(self._beat(self._launch), "beat")
+        async for received in self._launch:
+            if received.message.state == "serving" and self.state == "ready":
+                await self._move("serving")
+
+    async def _beat(self, launch: Asker) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with suppress(ServiceError):
+                await launch.send(Beat(self.process, os.getpid(), self.work), wait_s=0)
+
+
+def run_service(
+    process: str,
+    body: Body,
+    *,
+    metrics_port: int | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> int:
+    """Live one process's life; returns its exit code. `metrics_port` overrides the process's own setting."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        settings = load_settings(find_file(os.environ), os.environ, flags)
+        configure_log(process, level=settings.log.level, format=settings.log.format)
+        open_run_dir(settings.run_dir)
+        if metrics_port is None:
+            metrics_port = getattr(settings.metrics, f"{process}_port")
+        failure = asyncio.run(_live(Life(process, settings, Metrics(process)), body, metrics_port))
+    except OutriggerError as error:
+        failure = error
+    return EXIT_OK if failure is None else report_failure(process, failure)
+
+
+async def _live(life: Life, body: Body, metrics_port: int) -> BaseException | None:
+    """From starting to stopped; returns what went wrong, if anything did."""
+    loop = asyncio.get_running_loop()
+
+    def ask_stop(reason: str) -> None:
+        log.info("stop asked", reason=reason)
+        loop.call_soon_threadsafe(life.stop)
+
+    parent_pid = parent_pid_in(os.environ)
+    guard = Guard(life.process, ask_stop, parent_pid=parent_pid)
+    guard.start()
+    try:
+        async with AsyncExitStack() as stack:
+            if parent_pid is not None:
+                asker = Asker(LIFE, life.endpoint(LIFE), name=life.process, on_event=life.on_bus_event)
+                life._launch = await stack.enter_async_context(asker)
+                life.spawn(life._talk_with_launch(), "launch")
+            await life._move("starting")
+            try:
+                life._listens["metrics"] = stack.enter_context(Exposition(life.metrics, metrics_port)).url
+                await _run_body(life, body)
+            except Exception as error:
+                life.fail(error)
+            await life._move("stopped", "" if life._failure is None else one_line(life._failure))
+            await _cancel(life._tasks)
+    finally:
+        guard.finish()
+    return life._failure
+
+
+async def _run_body(life: Life, body: Body) -> None:
+    """Run the body to its end. Told to stop, it sees `stopping` and leaves in its own way; the guard waits for it.
+
+    A body that is still loading, or whose task failed, is cancelled instead: nobody listens to it.
+    """
+    main = asyncio.ensure_future(body(life))
+    stopping = asyncio.ensure_future(life.stopping.wait())
+    await asyncio.wait({main, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not main.done() and (life._failure is not None or not life.was_ready):
+        main.cancel()
+    with suppress(asyncio.CancelledError):
+        await main
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line for people."""
+    text = " ".join(str(error).split()) or "no further words"
+    return text if isinstance(error, OutriggerError) else f"{type(error).__name__}: {text}"
+
+
+def report_failure(process: str, error: BaseException) -> int:
+    """Say why a process ends, on standard error, as its last line; returns the exit code.
+
+    An error of ours is a sentence already. Anything else is a bug, and its trace goes to the log first.
+    """
+    if not isinstance(error, OutriggerError):
+        log.error("process failed", exc_info=error)
+    elif isinstance(error, LinkError):
+        log.error("process failed", cause=error.cause)
+    sys.stderr.write(f"{process}: {one_line(error)}\n")
+    sys.stderr.flush()
+    return EXIT_SETTING if isinstance(error, SettingError) else EXIT_FAILED
