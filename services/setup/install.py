@@ -71,7 +71,7 @@ def set_up(arguments: list[str], checkout: Path = CHECKOUT) -> int:
             return 0
         with only_one(place.state / "setup.lock"):
             Plan(place, {ALWAYS_WITH, *options.extras}).carry_out()
-    except checks.SetupError as error:
+    except (checks.SetupError, OSError) as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

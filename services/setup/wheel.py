@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -136,9 +137,11 @@ def _share(folder: Path, key: str) -> None:
     extra = os.environ.get(EXTRA_FOLDER_VARIABLE)
     if not extra:
         return
-    partial = Path(extra) / f".{key}.{os.getpid()}"
-    shutil.copytree(folder, partial)
+    partial, shared = Path(extra) / f".{key}.{os.getpid()}", Path(extra) / key
     try:
-        os.replace(partial, Path(extra) / key)
-    except OSError:  # somebody else put the same wheel there first
-        shutil.rmtree(partial)
+        shutil.copytree(folder, partial)
+        os.replace(partial, shared)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not shared.is_dir():  # else somebody put the same wheel there first, which is as good
+            print(f"set-up: the wheel could not be copied to {extra} ({error}); going on", file=sys.stderr)

@@ -135,6 +135,22 @@ def test_a_wheel_kept_elsewhere_is_found_and_a_broken_one_is_not(
     assert wheel.kept(key, place.state) is None
 
 
+def test_a_fresh_wheel_is_shared_once_and_a_folder_that_refuses_it_stops_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = keep_wheel(place.state / "wheels", "key")
+    monkeypatch.setenv(wheel.EXTRA_FOLDER_VARIABLE, str(tmp_path / "shared"))
+    for _ in range(2):
+        wheel._share(path.parent, "key")
+    assert [each.name for each in (tmp_path / "shared").iterdir()] == ["key"]
+    assert wheel.kept("key", tmp_path / "nothing") == tmp_path / "shared" / "key" / path.name
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setenv(wheel.EXTRA_FOLDER_VARIABLE, str(path))  # a file where a folder is expected
+    wheel._share(path.parent, "key")
+    assert "could not be copied" in capsys.readouterr().err
+
+
 def test_all_that_is_missing_is_told_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setattr(checks, "DISK_BYTES_COMPILE", 1 << 60)
