@@ -14,7 +14,7 @@ import shutil
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,13 @@ def mil_types() -> Any:
     return _load("coremltools.converters.mil.mil").types
 
 
-def save_program(program: Any, path: Path) -> None:
+def save_program(program: Any, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Save a MIL program as a .mlpackage at `path` (replaced if it exists), exactly as it was built.
 
     No pass runs: the default pipeline merges equal constants, which breaks templates, and merges a second `read_state`
     into the first, which breaks states. The result depends on the program alone: protobuf maps are written in order and
-    the manifest's identifiers are derived, so that equal programs give equal bytes in every process.
+    the manifest's identifiers are derived, so that equal programs give equal bytes in every process. `metadata` goes
+    into the model's user-defined metadata, which Core ML and Xcode show.
     """
     ct = coremltools()
     shutil.rmtree(path, ignore_errors=True)
@@ -91,10 +92,10 @@ def save_program(program: Any, path: Path) -> None:
             skip_model_load=True,
             package_dir=str(path),
         )
-    _make_reproducible(path)
+    _make_reproducible(path, metadata or {})
 
 
-def _make_reproducible(path: Path) -> None:
+def _make_reproducible(path: Path, metadata: Mapping[str, str]) -> None:
     manifest_path = path / "Manifest.json"
     manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     names = {
@@ -109,6 +110,8 @@ def _make_reproducible(path: Path) -> None:
     model_path = path / "Data" / root["itemInfoEntries"][root["rootModelIdentifier"]]["path"]
     model = model_proto().Model()
     model.ParseFromString(model_path.read_bytes())
+    model.description.metadata.userDefined.clear()
+    model.description.metadata.userDefined.update(metadata)
     model_path.write_bytes(model.SerializeToString(deterministic=True))
 
 
