@@ -98,8 +98,8 @@ class ReferenceSpan:
         if logits == "none":
             return x
         x = x if logits == "all" else x[-1:]
-        output = weights.get("output.weight", weights.get("token_embd.weight"))
-        return rms_norm(x, weights["output_norm.weight"], spec.eps) @ output.T
+        output = "output.weight" if "output.weight" in weights else "token_embd.weight"
+        return rms_norm(x, weights["output_norm.weight"], spec.eps) @ weights[output].T
 
     def _layer(self, layer: int, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         spec, state = self.engine.spec, self.state[layer]
@@ -111,7 +111,8 @@ class ReferenceSpan:
         }
         normed = rms_norm(x, w["attn_norm"], spec.eps)
         if spec.kind(layer) == "recurrent":
-            x = x + gated_delta_net(normed, w, spec, state)
+            assert spec.recurrent is not None
+            x = x + gated_delta_net(normed, w, spec.recurrent, spec.eps, state)
         else:
             x = x + self._attention(normed, w, state, positions)
         normed = rms_norm(x, w["ffn_norm" if spec.arch == "llama" else "post_attention_norm"], spec.eps)
@@ -125,7 +126,7 @@ class ReferenceSpan:
         q = (x @ w["attn_q"].T).reshape(n_tokens, spec.n_head, -1)
         k = (x @ w["attn_k"].T).reshape(n_tokens, spec.n_head_kv, spec.head_dim)
         v = (x @ w["attn_v"].T).reshape(n_tokens, spec.n_head_kv, spec.head_dim)
-        gate = 1.0
+        gate: np.ndarray | float = 1.0
         if gated:
             q, gate_logit = np.split(q, 2, axis=-1)  # a head's query, then its gate
             gate = sigmoid(gate_logit)
@@ -143,7 +144,7 @@ class ReferenceSpan:
 
 
 def gated_delta_net(
-    x: np.ndarray, w: dict[str, np.ndarray], spec: ModelSpec, state: LayerState
+    x: np.ndarray, w: dict[str, np.ndarray], r: RecurrentSpec, eps: float, state: LayerState
 ) -> np.ndarray:
     """x [n_tokens, n_embd] -> [n_tokens, n_embd]; advances the state.
 
@@ -152,7 +153,6 @@ def gated_delta_net(
 
         S ← e^g S;   S ← S + β (v - S k) kᵀ;   o = S q / √d_state
     """
-    r = spec.recurrent
     n_tokens, n_key = len(x), r.n_head_k * r.d_state
     history = np.concatenate([state.conv, x @ w["attn_qkv"].T])  # [d_conv - 1 + n_tokens, n_channels]
     taps = (history[j : j + n_tokens] * w["ssm_conv1d"][:, j] for j in range(r.d_conv))
@@ -161,7 +161,8 @@ def gated_delta_net(
     q, k, v = (
         heads.reshape(n_tokens, -1, r.d_state) for heads in np.split(mixed, (n_key, 2 * n_key), axis=-1)
     )
-    q, k = (np.tile(unit(heads, spec.eps), (1, r.n_head_v // r.n_head_k, 1)) for heads in (q, k))
+    # value head h reads with key head h mod n_head_k
+    q, k = (np.tile(unit(heads, eps), (1, r.n_head_v // r.n_head_k, 1)) for heads in (q, k))
     beta = sigmoid(x @ w["ssm_beta"].T)  # [n_tokens, n_head_v]
     decay = np.exp(w["ssm_a"] * softplus(x @ w["ssm_alpha"].T + w["ssm_dt.bias"]))
     o = np.empty_like(v)
@@ -171,7 +172,7 @@ def gated_delta_net(
         state.matrix = s + np.einsum("hv,hk->hvk", correction, k[t])
         o[t] = np.einsum("hvk,hk->hv", state.matrix, q[t]) * r.d_state**-0.5
     gate = silu(x @ w["attn_gate"].T).reshape(o.shape)
-    return (rms_norm(o, w["ssm_norm"], spec.eps) * gate).reshape(n_tokens, -1) @ w["ssm_out"].T
+    return (rms_norm(o, w["ssm_norm"], eps) * gate).reshape(n_tokens, -1) @ w["ssm_out"].T
 
 
 def rotate(

@@ -74,6 +74,10 @@ class Geometry:
             raise ModelError(
                 f"n_state_head {self.n_state_head} must be a multiple of n_state_group {self.n_state_group}"
             )
+        if self.n_state_head < 2:
+            raise ModelError(
+                "n_state_head must be at least 2; got 1 (readers drop the axis of a one-row matrix)"
+            )
         if self.head_dim % 16:
             raise ModelError(f"head_dim must be a multiple of 16 (rotary pairs); got {self.head_dim}")
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-from gguf import GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from common.errors import ModelError
 from common.limits import MIB
@@ -60,7 +60,9 @@ class GgufStream:
     def declare(self, name: str, shape: tuple[int, ...], ggml_type: int, n_bytes: int) -> None:
         """One tensor of the table. `shape` is NumPy's order (rows first); ggml's is the reverse."""
         # the dtype argument is ignored when raw_dtype is given, but must not be uint8
-        self._header.add_tensor_info(name, shape, np.dtype(np.float32), n_bytes, raw_dtype=ggml_type)
+        self._header.add_tensor_info(
+            name, shape, np.dtype(np.float32), n_bytes, raw_dtype=GGMLQuantizationType(ggml_type)
+        )
         self._sizes.append((name, n_bytes))
 
     def begin(self) -> None:
@@ -83,7 +85,7 @@ class GgufStream:
         self._file = open(self._part, "ab")  # noqa: SIM115  closed by __exit__
         self._pad(self._file.tell())
 
-    def write(self, blocks: Iterable[memoryview | bytes | np.ndarray]) -> None:
+    def write(self, blocks: Iterable[memoryview | bytes]) -> None:
         """The data of the next declared tensor, as buffers one after the other."""
         assert self._file is not None, "begin() comes first"
         name, expected = self._sizes[self._written]

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from common.errors import ModelError, SettingError
-from common.ggml.header import StringArray, TensorInfo
+from common.ggml.header import StringArray, TensorInfo, read_header
 from common.limits import MIB
-from common.model.gguf import GgufFile
 from common.model.gguf_stream import GgufStream, Progress
 from common.model.spec import ModelSpec
 
@@ -103,19 +101,16 @@ def write_tail(
         raise ModelError(f"the tail cannot replace the model it is cut from ({path}); name another file")
     if head and not spec.has_output:
         raise ModelError(f"{path} has no output head to copy; write its tail without one (--no-head)")
-    source = GgufFile(path)
-    try:
-        tensors = dict(_renamed(spec, plan, head))
-        with GgufStream(out, spec.arch, progress) as file:
-            for key, value in _metadata(spec, source.header.metadata, plan, head).items():
-                file.add_key(key, value)
-            for name, info in tensors.items():
-                file.declare(name, info.shape[::-1], info.type, info.n_bytes)
-            file.begin()
-            for info in tensors.values():
-                file.write(_blocks(source.tensor_bytes(info.name)))
-    finally:
-        source.close()
+    tensors = dict(_renamed(spec, plan, head))
+    metadata = _metadata(spec, read_header(path).metadata, plan, head)
+    with path.open("rb", buffering=0) as source, GgufStream(out, spec.arch, progress) as file:
+        for key, value in metadata.items():
+            file.add_key(key, value)
+        for name, info in tensors.items():
+            file.declare(name, info.shape[::-1], info.type, info.n_bytes)
+        file.begin()
+        for info in tensors.values():
+            file.write(_blocks(source, info))
 
 
 def _spoken(layers: range | list[int]) -> str:
@@ -176,6 +171,14 @@ def _metadata(spec: ModelSpec, source: dict[str, Any], plan: SplitPlan, head: bo
     )  # a tail of a tail has the same bytes as one cut straight from the model
 
 
-def _blocks(data: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(data), COPY_BYTES):
-        yield data[first : first + COPY_BYTES]
+def _blocks(source: FileIO, info: TensorInfo) -> Iterator[memoryview]:
+    """A tensor's bytes through one buffer. Read and not mapped: a map would show up as memory used, tail after tail."""
+    buffer = memoryview(bytearray(min(COPY_BYTES, info.n_bytes)))
+    source.seek(info.offset)
+    left = info.n_bytes
+    while left:
+        n_read = source.readinto(buffer[: min(left, len(buffer))])
+        if not n_read:
+            raise ModelError(f"{source.name} became shorter while it was copied")
+        yield buffer[:n_read]
+        left -= n_read

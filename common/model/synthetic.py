@@ -25,8 +25,6 @@ from common.model.gguf_stream import GgufStream, Progress
 
 BLOCK_ELEMENTS = 1 << 21
 """Weights drawn, quantised and written at a time: 8 MiB of f32."""
-
-
 GENERATION = 2
 """Raised whenever the same seed would give other bytes, so that kept presets are made anew."""
 
@@ -91,7 +89,7 @@ def _check_rows(weights: list[Weight], storage: str) -> None:
             )
 
 
-def _blocks(weight: Weight, kind: str, seed: int) -> Iterator[np.ndarray]:
+def _blocks(weight: Weight, kind: str, seed: int) -> Iterator[memoryview]:
     """A tensor's stored bytes, a few rows at a time. Each tensor has its own stream of random numbers, so that
     changing one leaves the others as they were."""
     rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(weight.name.encode())]))
@@ -101,7 +99,7 @@ def _blocks(weight: Weight, kind: str, seed: int) -> Iterator[np.ndarray]:
     for first in range(0, n_rows, step):
         n = min(step, n_rows - first)
         values = weight.draw(rng, n * n_per_row).reshape(n, n_per_row)
-        yield quantize_rows(values, kind)
+        yield quantize_rows(values, kind).data
 
 
 def _add_architecture(file: GgufStream, g: Geometry, storage: str, seed: int) -> None:

@@ -29,8 +29,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         file.declare("first", first.shape, F32, first.nbytes)
         file.declare("second", second.shape, F32, second.nbytes)
         file.begin()
-        file.write([first[:1], first[1:]])
-        file.write([second])
+        file.write([first[:1].data, first[1:].data])
+        file.write([second.data])
     header = read_header(out)
     assert keys.items() <= header.metadata.items()
     assert header.metadata["general.architecture"] == "llama"
