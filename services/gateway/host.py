@@ -1,14 +1,14 @@
 """The way to the host: carries out on the bus what streams.py and health.py decided.
 
-One Asker on route "generate", one task that takes in what the host says, one that asks for its status and looks at
-deadlines. Knows no HTTP and no text. Called by server.py.
+One Asker on route "generate", and two coroutines for the process to run: `listen` and `tick`. Knows no HTTP and no
+text. Called by server.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -67,30 +67,29 @@ class Answer:
 
 
 class HostChannel:
-    """The gateway's end of route "generate". Use as `async with`."""
+    """The gateway's end of route "generate". Made inside a running loop; use as `async with`."""
 
-    def __init__(self, endpoint: str, table: RequestTable, *, beat_s_max: float, waiting_max: int) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        table: RequestTable,
+        *,
+        beat_s_max: float,
+        waiting_max: int,
+        on_event: Callable[[BusEvent], None] = lambda _event: None,
+    ) -> None:
         """`endpoint`: where the host listens; `waiting_max`: requests that may wait behind the running one."""
-        self._endpoint = endpoint
         self.table = table
         self.view = HostView(beat_s_max)
         self._waiting_max = waiting_max
-        self._tasks: list[asyncio.Task[None]] = []
+        self._on_event = on_event
+        self._asker = Asker(GENERATE, endpoint, on_event=self._noticed)
 
     async def __aenter__(self) -> HostChannel:
-        self._asker = Asker(GENERATE, self._endpoint, on_event=self._noticed)
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._listen(), name="gateway listens to the host"),
-            loop.create_task(self._tick(), name="gateway asks for the host's status"),
-        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.table.break_all("the gateway stops")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._asker.close()
 
     def why_not(self) -> str | None:
@@ -136,7 +135,8 @@ class HostChannel:
                     "message to the host was not sent", kind=type(message).__name__, reason=str(error)
                 )
 
-    async def _listen(self) -> None:
+    async def listen(self) -> None:
+        """Takes in what the host says, for ever. Somebody must run this."""
         async for received in self._asker:
             message: Any = received.message
             if isinstance(message, m.HostStatus):
@@ -144,7 +144,8 @@ class HostChannel:
             else:
                 await self.tell(self.table.apply(message))
 
-    async def _tick(self) -> None:
+    async def tick(self) -> None:
+        """Asks for the host's status and looks at deadlines, for ever. Somebody must run this."""
         while True:
             if self._asker.connected:
                 await self.tell([m.AskStatus()])
@@ -160,5 +161,4 @@ class HostChannel:
             self.table.break_all("the host process was lost while it worked on this request; send it again")
         elif event.kind == "gap":
             self.table.break_all("messages of the host were lost on the way; send the request again")
-        if event.kind != "joined":
-            _log.warning("bus event", event_kind=event.kind, peer=event.peer, detail=event.detail)
+        self._on_event(event)

@@ -58,6 +58,7 @@ class Gateway:
         self._host = host
         self._metrics = metrics
         self._created = int(time.time())
+        self._draining = False
         # Templates and tokenisers of long prompts take seconds; two threads, so that one long prompt delays none.
         self._threads = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
@@ -142,9 +143,19 @@ class Gateway:
     def _prepare(self, body: bytes, kind: type[GenerationRequest]) -> tuple[GenerationRequest, Job]:
         """From bytes to job; runs on a thread of its own."""
         asked = read_request(body, kind)
+        if self._draining:
+            raise ServiceError("this server is stopping and takes no more requests")
         n_ctx = self._host.require_ready().n_ctx
         fresh_seed = secrets.randbits(32)
         return asked, self._prompts.job(asked, n_ctx=n_ctx, fresh_seed=fresh_seed)
+
+    async def drain(self, within_s: float) -> None:
+        """Takes no more requests and lets those that run come to their end, for at most `within_s`."""
+        self._draining = True
+        give_up_at = time.monotonic() + within_s
+        while len(self._host.table) and time.monotonic() < give_up_at:  # noqa: ASYNC110 (once, for a second)
+            await asyncio.sleep(0.02)
+        self._host.table.break_all("this server is stopping")
 
     def close(self) -> None:
         """Ends the prompt threads and frees the vocabulary."""
