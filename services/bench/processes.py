@@ -21,6 +21,7 @@ from types import TracebackType
 
 from common.config import Settings, to_environ
 from common.errors import ServiceError
+from services.runtime.guard import PARENT_VARIABLE
 
 LOG_LINES_TOLD = 8
 STOP_S = 5.0
@@ -59,7 +60,7 @@ class Processes:
         with self._log(name).open("ab") as log:
             self._children[name] = subprocess.Popen(
                 [sys.executable, "-m", module],
-                env={**_outside(), **to_environ(settings)},
+                env={**_outside(), **to_environ(settings), PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

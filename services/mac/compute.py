@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from common.errors import ContextExceededError, LinkDeadlineError, LinkError, OutriggerError, RequestError
+from common.log import get_log
 from common.wire import messages as m
 from services.mac.plan import plan_read
 from services.mac.read import Read
@@ -30,7 +29,7 @@ from services.mac.worker import Worker
 IDLE_S = 0.25
 """Longest sleep between two beats."""
 
-log = structlog.get_logger("mac.compute")
+log = get_log()
 Emit = Callable[[Request, m.Message], None]
 
 

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import structlog
 
 from common.errors import LinkDeadlineError, OutriggerError
+from common.log import get_log
 from common.wire import messages as m
 from common.wire.routes import GENERATE
 from services.mac.requests import Request, RequestQueue
-from services.runtime.bus import Owner
+from services.runtime.bus import EventSink, Owner
 from services.runtime.conversation import Received
 
 TICK_S = 0.25
 
-log = structlog.get_logger("mac.desk")
+log = get_log()
 
 
 class Desk:
@@ -34,6 +34,8 @@ class Desk:
         queue: RequestQueue,
         status: Callable[[], m.HostStatus],
         on_event: Callable[[m.Message], None] = lambda _message: None,
+        *,
+        on_bus_event: EventSink | None = None,
     ) -> None:
         """status: how the host is right now. on_event sees every event of every request, in order."""
         self._queue, self._status, self._on_event = queue, status, on_event
@@ -42,7 +44,7 @@ class Desk:
         self._outbox: asyncio.Queue[tuple[bytes, m.Message]] = asyncio.Queue()
         self._listeners: set[bytes] = set()
         self._told: tuple[object, ...] = ()
-        self._owner = Owner(GENERATE, endpoint)
+        self._owner = Owner(GENERATE, endpoint, on_event=on_bus_event)
 
     async def run(self) -> None:
         """Serve for ever."""
@@ -57,6 +59,11 @@ class Desk:
     def emit(self, request: Request, message: m.Message) -> None:
         """Send an event of `request` to whom it concerns; may be called from any thread, keeps the order."""
         self._loop.call_soon_threadsafe(self._put, request.peer, message)
+
+    async def flush(self) -> None:
+        """Return once everything emitted so far has been sent."""
+        await asyncio.sleep(0)
+        await self._outbox.join()
 
     def tell_status(self) -> None:
         """Send the status to everybody who ever spoke to us, if something in it changed."""
@@ -108,6 +115,8 @@ class Desk:
                 await self._owner.send(message, to=peer)
             except OutriggerError as error:
                 self._lose(peer, str(error))
+            finally:
+                self._outbox.task_done()
 
     def _lose(self, peer: bytes, why: str) -> None:
         """A peer that is gone, or reads nothing any more: none of its requests is worth computing."""

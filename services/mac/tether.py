@@ -10,32 +10,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from common.errors import LinkDownError, LinkError
+from common.log import get_log
 from common.wire import messages as m
 from common.wire.routes import LINK
 from services.mac.worker import LinkView, Worker
-from services.runtime.bus import Asker
+from services.runtime.bus import Asker, EventSink
 from services.runtime.conversation import BusEvent
 
 RETRY_S = 1.0
 
-log = structlog.get_logger("mac.tether")
+log = get_log()
 
 
 class Tether:
     """Keeps `worker.link` true. Make it inside the running loop."""
 
     def __init__(
-        self, endpoint: str, worker: Worker, hello: m.LinkHello, on_change: Callable[[], None]
+        self,
+        endpoint: str,
+        worker: Worker,
+        hello: m.LinkHello,
+        on_change: Callable[[], None],
+        *,
+        on_bus_event: EventSink | None = None,
     ) -> None:
         """hello: our half of the handshake. on_change is called whenever the link changed."""
         self._worker, self._hello, self._on_change = worker, hello, on_change
+        self._on_bus_event = on_bus_event
         self._attach = asyncio.Event()
         self._attach.set()
         self._loop = asyncio.get_running_loop()
-        self._asker = Asker(LINK, endpoint, on_event=self._noticed)
+        self._asker = Asker(LINK, endpoint, name="mac", on_event=self._noticed)
 
     async def run(self) -> None:
         """Attach whenever it is needed, for ever."""
@@ -88,6 +94,8 @@ class Tether:
 
     def _noticed(self, event: BusEvent) -> None:
         """The bridge went away or began a new life: whatever link there was is not ours any more."""
+        if self._on_bus_event:
+            self._on_bus_event(event)
         if event.kind in ("lost_peer", "restarted"):
             self._now(LinkView("absent", detail=f"the bridge {event.detail or 'was restarted'}"))
             self._attach.set()

@@ -1,0 +1,136 @@
+"""Host processes and workers of a split measurement: one host alone, and one host with its bridge and worker per L.
+
+All of them stay up together and take turns, so that every round of a measurement meets the same machine: host
+processes share one core, workers the other. Used by services.bench.split and services.cli.verify.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import Settings, load_settings
+from common.model.split import write_tail
+from common.wire.messages import HostStatus
+from services.bench.client import HostClient
+from services.bench.processes import Processes, cores, free_port
+
+READY_S_MAX = 120.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A running host one can ask; split_layer 0: alone."""
+
+    name: str
+    split_layer: int
+    client: HostClient
+
+
+class Rig:
+    """Seats over one model. Use as a context."""
+
+    def __init__(self, model: Path, *, n_ctx: int, pinned: bool = True, **host_settings: object) -> None:
+        """pinned: host processes on the first core, workers on the second (where the system can pin)."""
+        self.model, self.n_ctx = model, n_ctx
+        self.processes = Processes()
+        self.pinned = pinned and len(cores()) >= 2
+        self._host_settings = host_settings
+        self._seats: list[Seat] = []
+        self._settings_of: dict[str, Settings] = {}
+
+    @property
+    def host_core(self) -> int | None:
+        return cores()[0] if self.pinned else None
+
+    @property
+    def worker_core(self) -> int | None:
+        return cores()[1] if self.pinned else None
+
+    def seat_alone(self) -> Seat:
+        """Start a host that never splits."""
+        return self._seat("alone", 0, self._settings("alone", 0))
+
+    def seat_split(self, split_layer: int) -> Seat:
+        """Start a host that splits at `split_layer`, with a bridge and a worker of its own."""
+        name = f"split{split_layer}"
+        tail = self.processes.folder / f"tail{split_layer}.gguf"
+        if not tail.exists():
+            write_tail(self.model, split_layer, tail)
+        settings = self._settings(name, split_layer, tail)
+        self.processes.start(f"{name}-worker", "device.worker", settings, self.worker_core)
+        self.processes.start(f"{name}-bridge", "services.bridge", settings, self.host_core)
+        return self._seat(name, split_layer, settings)
+
+    def restart_worker(self, seat: Seat) -> None:
+        """Start a worker again that was killed, at its old address."""
+        settings = self._settings_of[seat.name]
+        self.processes.start(f"{seat.name}-worker", "device.worker", settings, self.worker_core)
+
+    def status(self, seat: Seat) -> HostStatus:
+        """The host's status. Raises ServiceError when it does not answer."""
+        found: list[HostStatus] = []
+
+        def answers() -> bool:
+            status = seat.client.status(timeout_s=5.0)
+            found[:] = [status] if status else []
+            return bool(found)
+
+        self.processes.wait_until(f"{seat.name} to answer", answers)
+        return found[0]
+
+    def wait_ready(self, seat: Seat) -> None:
+        """Wait until the host serves and, if it splits, its worker is ready."""
+
+        def ready() -> bool:
+            status = seat.client.status()
+            if status is None or status.state != "ready":
+                return False
+            return not seat.split_layer or status.worker.state == "ready"
+
+        self.processes.wait_until(f"{seat.name} to be ready", ready, READY_S_MAX)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for seat in self._seats:
+            seat.client.close()
+        self.processes.__exit__(None, None, None)
+
+    # --- inside
+
+    def _seat(self, name: str, split_layer: int, settings: Settings) -> Seat:
+        self.processes.start(f"{name}-mac", "services.mac", settings, self.host_core)
+        self._settings_of[name] = settings
+        seat = Seat(name, split_layer, HostClient(settings.run_dir, name="bench"))
+        self._seats.append(seat)
+        return seat
+
+    def _settings(self, name: str, split_layer: int, tail: Path | None = None) -> Settings:
+        """The settings of one seat's processes: one thread each, free ports, a run directory of their own."""
+        flags: dict[str, object] = {
+            "run_dir": str(self.processes.run_dir(name)),
+            "model": str(self.model),
+            "n_ctx": self.n_ctx,
+            "threads": 1,
+            "split": "on" if split_layer else "off",
+            "split_layer": split_layer or None,
+            "worker_threads": 1,
+            "worker_ctx": self.n_ctx,
+            "mac_metrics_port": 0,
+            "bridge_metrics_port": 0,
+            "log_format": "json",
+            **self._host_settings,
+        }
+        if tail is not None:
+            port, control_port = free_port(), free_port()
+            flags |= {
+                "tail": str(tail),
+                "worker_host": "127.0.0.1",
+                "worker_port": port,
+                "worker_control_port": control_port,
+                "listen_port": port,
+                "listen_control_port": control_port,
+            }
+        return load_settings(None, {}, flags)

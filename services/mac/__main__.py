@@ -1,0 +1,43 @@
+"""`python -m services.mac`: the process that owns the model on the host. Started by services.launch and by benches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.wire.routes import GENERATE
+from services.mac.host import Host, load_engine
+from services.runtime.service import Life, run_service
+
+WORK_LOOK_S = 0.5
+
+
+async def body(life: Life) -> None:
+    """Load the model, serve until told to stop."""
+    settings = life.settings
+    engine = await asyncio.to_thread(load_engine, settings.host)
+    host = Host(
+        engine,
+        settings.host,
+        life.run_dir,
+        life.metrics,
+        window=settings.bridge.chunk_window,
+        on_bus_event=life.on_bus_event,
+    )
+    for name, part in host.parts():
+        life.spawn(part, name)
+    life.spawn(_show_work(life, host), "work")
+    host.start()
+    await life.ready({"generate": life.endpoint(GENERATE)}, detail=engine.spec.name)
+    await life.stopping.wait()
+    await host.stop()
+
+
+async def _show_work(life: Life, host: Host) -> None:
+    """The compute thread's beat is the process's sign of life."""
+    while True:
+        life.work = host.beat
+        await asyncio.sleep(WORK_LOOK_S)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_service("mac", body))

@@ -1,0 +1,190 @@
+"""Puts the mac process together: the engine on its compute thread, the loop's two routes, the worker between them.
+
+The only file that knows which part is which. Called by services.mac.__main__, which brings settings, the event loop
+and the skeleton of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Literal
+
+from common.config import HostSettings
+from common.engine.engine import Engine
+from common.errors import LinkError, SettingError
+from common.limits import CHUNK_WINDOW
+from common.log import get_log
+from common.metrics import Metrics
+from common.model.spec import ModelSpec
+from common.model.split import plan_split
+from common.wire import messages as m
+from common.wire.routes import GENERATE, LINK, RESIDUAL
+from services.mac.compute import Compute
+from services.mac.desk import Desk, phase_of
+from services.mac.requests import RequestQueue
+from services.mac.tally import Tally
+from services.mac.tether import Tether
+from services.mac.worker import Worker
+from services.runtime.bus import BlockingAsker, EventSink
+from services.runtime.endpoints import route_endpoint
+
+KV_TYPE, KV_TYPE_ID = "f16", 1
+COMPUTE_STOP_S = 1.2
+"""How long a stopping process waits for the ubatch at hand."""
+
+log = get_log()
+
+
+def load_engine(settings: HostSettings) -> Engine:
+    """Load the model. Raises ModelError, EngineError or SettingError saying what is wrong."""
+    engine = Engine.load(
+        settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
+    )
+    log.info("model loaded", model=engine.spec.name, engine=engine.describe())
+    return engine
+
+
+def choose_split_layer(settings: HostSettings, spec: ModelSpec) -> int:
+    """First layer of the tail; 0 when nothing is to be split. Raises SettingError for a layer that cannot be."""
+    if settings.split == "off":
+        return 0
+    layer = settings.split_layer
+    if layer is not None and not 1 <= layer < spec.n_layer_full:
+        raise SettingError(
+            f"split_layer is {layer}; {spec.name} has {spec.n_layer_full} layers, so 1 to {spec.n_layer_full - 1}"
+        )
+    return plan_split(spec, layer, any_layer=True).layer
+
+
+class Host:
+    """The running mac process. Make it inside the loop, run its `parts` beside each other, then `start` and `stop`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: HostSettings,
+        run_dir: Path,
+        metrics: Metrics,
+        *,
+        window: int = CHUNK_WINDOW,
+        on_bus_event: EventSink | None = None,
+    ) -> None:
+        """window: most chunks in flight. on_bus_event is told what the channels notice. Raises SettingError."""
+        self.engine = engine
+        self.state: Literal["starting", "ready", "draining"] = "starting"
+        split_layer = choose_split_layer(settings, engine.spec)
+        self._queue = RequestQueue()
+        self._worker = Worker(split_layer, rest_s=settings.worker_rest_s)
+        self._tally = Tally(metrics)
+        self._tether: Tether | None = None
+        self._residual: BlockingAsker | None = None
+        self._desk = Desk(
+            route_endpoint(run_dir, GENERATE), self._queue, self.status, self._told, on_bus_event=on_bus_event
+        )
+        if split_layer:
+            hello = link_hello(engine, split_layer, window)
+            link, residual = route_endpoint(run_dir, LINK), route_endpoint(run_dir, RESIDUAL)
+            self._tether = Tether(link, self._worker, hello, self._changed, on_bus_event=on_bus_event)
+            self._residual = BlockingAsker(RESIDUAL, residual, name="mac", on_event=on_bus_event)
+        self._compute = Compute(
+            engine,
+            self._queue,
+            self._worker,
+            self._desk.emit,
+            channel=self._residual,
+            split_tokens_min=settings.split_tokens_min,
+            on_link_failure=self._link_failed,
+            tally=self._tally,
+        )
+        self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def beat(self) -> int:
+        """Grows with every turn of the compute thread."""
+        return self._compute.beat
+
+    def parts(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """What runs on the loop beside each other, by name, until it is cancelled."""
+        parts = [("desk", self._desk.run())]
+        if self._tether:
+            parts += [("tether", self._tether.run()), ("phases", self._show_phases(self._tether))]
+        return parts
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread = self._compute.start()
+        self.state = "ready"
+        self._changed()
+
+    async def stop(self) -> None:
+        """Take nothing new, end what runs within one ubatch, free the engine."""
+        self.state = "draining"
+        self._changed()
+        self._queue.close()
+        if self._thread is None:
+            return
+        await asyncio.to_thread(self._thread.join, COMPUTE_STOP_S)
+        await self._desk.flush()
+        if self._thread.is_alive():
+            log.warning("left without waiting for the ubatch at hand", waited_s=COMPUTE_STOP_S)
+            return
+        if self._residual:
+            self._residual.close()
+        self.engine.close()
+
+    def status(self) -> m.HostStatus:
+        """How the host is right now."""
+        running, waiting = self._queue.counts()
+        return m.HostStatus(
+            state=self.state,
+            model=self.engine.spec.name,
+            n_ctx=self.engine.n_ctx,
+            n_vocab=self.engine.spec.n_vocab,
+            requests_running=running,
+            requests_waiting=waiting,
+            worker=self._worker.view(),
+            beat=self.beat,
+        )
+
+    # --- inside
+
+    def _changed(self) -> None:
+        self._tally.stands(self.status())
+        self._desk.tell_status()
+
+    def _link_failed(self, error: LinkError) -> None:
+        if self._tether:
+            self._tether.failed(error)
+
+    def _told(self, message: m.Message) -> None:
+        """An event went out: what the worker's screen says may change. The newest phase replaces one not yet shown."""
+        phase = phase_of(message)
+        if phase is None or self._tether is None:
+            return
+        if self._phases.full():
+            self._phases.get_nowait()
+        self._phases.put_nowait(phase)
+
+    async def _show_phases(self, tether: Tether) -> None:
+        while True:
+            await tether.show(await self._phases.get())
+
+
+def link_hello(engine: Engine, split_layer: int, window: int) -> m.LinkHello:
+    """Our half of the handshake: what the worker must match."""
+    spec = engine.spec
+    return m.LinkHello(
+        split_layer=split_layer,
+        n_layer_full=spec.n_layer_full,
+        n_embd=spec.n_embd,
+        n_vocab=spec.n_vocab,
+        n_ctx=engine.n_ctx,
+        kv_type=KV_TYPE_ID,
+        fingerprint_text=spec.fingerprint_text(split_layer, KV_TYPE),
+        window=window,
+        device=engine.describe()["device"],
+    )
