@@ -50,7 +50,7 @@ ROOMS = {
 
 # Dependency -> the only places of the product that import it.
 DOORS = {
-    "zmq": "services/runtime/bus",
+    "zmq": "services/runtime/bus/",
     "ctypes": "common/ggml/",
     "llama_cpp": "common/ggml/",
     "coremltools": "device/coreml/",

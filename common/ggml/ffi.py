@@ -13,6 +13,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.errors import EngineError
 
@@ -190,6 +191,10 @@ class Library:
         if missing:
             raise EngineError(f"{WHEEL} {WHEEL_VERSION} lacks {', '.join(missing)}; run `make setup` again")
         self._handles = handles
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def check_layouts(library: Library) -> None:
