@@ -74,6 +74,10 @@ class _AsyncChannel(Channel):
         prefix = [to] if to else []
         # With NOBLOCK the future is done when it is returned: number and send cannot be torn apart.
         future = self._socket.send_multipart([*prefix, *frames], flags=zmq.NOBLOCK, copy=False)
+        if not future.done():
+            # Another task waits for room on this socket, and pyzmq put us behind it: there is no room now.
+            future.cancel()
+            raise zmq.ZMQError(zmq.EAGAIN)
         if error := future.exception():
             raise error
         self.conversation.sent(to)

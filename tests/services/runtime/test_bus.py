@@ -115,6 +115,25 @@ def test_an_owner_that_never_came_is_an_error_of_the_route(run_dir):
     run(talk())
 
 
+def test_a_task_that_cannot_wait_is_refused_while_another_waits_for_the_owner(run_dir):
+    """pyzmq queues a send behind a task that polls for room: that must be an error now, not a send some day."""
+
+    async def talk():
+        endpoint = route_endpoint(run_dir, GENERATE)
+        async with Asker(GENERATE, endpoint) as asker:
+            waiting = asyncio.create_task(asker.send(m.Cancel("patient"), wait_s=WAIT_S))
+            await asyncio.sleep(0.05)
+            with pytest.raises(ServiceError, match="no connection"):
+                await asker.send(m.Cancel("hasty"), wait_s=0)
+            async with Owner(GENERATE, endpoint) as owner:
+                assert (await owner.receive()).message == m.Cancel("patient")
+                await waiting
+                await asker.send(m.Cancel("later"))
+                assert (await owner.receive()).message == m.Cancel("later")
+
+    run(talk())
+
+
 def test_an_asker_that_left_is_an_error_and_an_event(run_dir):
     async def talk():
         events = []
