@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import PackageError
-from device.coreml import blob, toolchain
+from device.coreml import blob, blob_format, toolchain
 
 DATA_FOLDER = Path("Data/com.apple.CoreML")
 MODEL_FILE = DATA_FOLDER / "model.mlmodel"
@@ -166,9 +166,9 @@ class Package:
             array = np.array(values, declared.dtype)
         elif declared.kind in PACKED_BITS:
             raw = np.frombuffer(tensor.bytes.values, np.uint8)
-            array = blob.unpack_bits(raw, PACKED_BITS[declared.kind], declared.n_elements)
+            array = blob_format.unpack_bits(raw, PACKED_BITS[declared.kind], declared.n_elements)
             if declared.kind == "INT4":
-                array = blob.sign_extend_4(array)
+                array = blob_format.sign_extend_4(array)
         else:
             array = np.frombuffer(tensor.bytes.values, declared.dtype)
         if array.size != declared.n_elements:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BlobError
-from device.coreml import blob
+from device.coreml import blob, blob_format
 from device.coreml.blob import Blob, BlobType
 
 arrays = st.builds(
@@ -59,7 +59,9 @@ def test_small_integers_survive_packing(name, n, seed):
     values = np.random.default_rng(seed).integers(0, 1 << bits, n)
     packed = Blob.packed(values, BlobType[name])
     assert len(packed.data) == -(-n * bits // 8)
-    np.testing.assert_array_equal(blob.unpack_bits(np.frombuffer(packed.data, np.uint8), bits, n), values)
+    np.testing.assert_array_equal(
+        blob_format.unpack_bits(np.frombuffer(packed.data, np.uint8), bits, n), values
+    )
 
 
 def test_coremltools_reads_our_files(storage, sample):

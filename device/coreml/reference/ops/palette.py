@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import PackageError
-from device.coreml import blob
+from device.coreml import blob_format
 from device.coreml.reference.arithmetic import Arithmetic, wide
 from device.coreml.reference.ops.registry import ints, operation
 
@@ -20,7 +20,7 @@ def constexpr_lut_to_dense(
     if shape is not None:
         n_elements = int(np.prod(ints(shape)))
         bits = int(lut.size).bit_length() - 1
-        return lut[blob.unpack_bits(indices, bits, n_elements)].reshape(ints(shape))
+        return lut[blob_format.unpack_bits(indices, bits, n_elements)].reshape(ints(shape))
     n_groups, n_vector = lut.shape[:-2], lut.shape[-1]
     if indices.size and int(indices.max()) >= lut.shape[-2]:
         raise PackageError(f"palette index {indices.max()} is outside a table of {lut.shape[-2]} entries")

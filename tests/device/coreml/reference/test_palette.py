@@ -67,11 +67,11 @@ def test_blockwise_scales(mil, load, with_offset):
 
 
 def test_packed_form_of_ios16():
-    from device.coreml import blob
+    from device.coreml import blob_format
 
     values = RNG.integers(0, 64, 35)
     lut = RNG.standard_normal(64).astype(np.float16)
-    dense = constexpr_lut_to_dense(Arithmetic(), blob.pack_bits(values, 6), lut, shape=[5, 7])
+    dense = constexpr_lut_to_dense(Arithmetic(), blob_format.pack_bits(values, 6), lut, shape=[5, 7])
     np.testing.assert_array_equal(dense, lut[values].reshape(5, 7))
 
 
