@@ -13,4 +13,7 @@ nothing of the product. Writes only into the checkout's ignored folders (.venv, 
     model      the embedded model, out of the package that ships it
     steps      one child process with progress, log and remedies
     install    the order of all that, the lock and the stamp
+
+Run on Linux only so far. What it does on macOS (clang, Metal by llama.cpp's own default) follows from the same code,
+read with care and never run there.
 """
