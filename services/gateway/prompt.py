@@ -16,7 +16,13 @@ from common.errors import ContextExceededError, RequestError
 from common.ggml.vocabulary import Vocabulary
 from common.wire.messages import Sampling
 from services.gateway.failures import unknown_model
-from services.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
 from services.gateway.template import ChatTemplate
 
 
@@ -77,6 +83,16 @@ class PromptReader:
             sampling=request.sampling(fresh_seed),
             stops=request.stops,
         )
+
+    def tokenize(self, request: TokenizeRequest) -> list[int]:
+        """Token ids of a text. Raises RequestError."""
+        return self.vocabulary.tokenize(
+            request.content, add_special=request.add_special, parse_special=request.parse_special
+        )
+
+    def detokenize(self, request: DetokenizeRequest) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises RequestError."""
+        return b"".join(map(self.vocabulary.piece, request.tokens)).decode("utf-8", "replace")
 
     def _chat_ids(self, request: ChatRequest) -> list[int]:
         if self._template is None:

@@ -16,7 +16,7 @@ import msgspec
 from common.errors import RequestError, UnsupportedParameterError
 from services.gateway.requests import MESSAGES_MAX, NOT_BUILT, ChatMessage, ChatRequest, GenerationRequest
 
-Request = TypeVar("Request", bound=GenerationRequest)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 VALUE_CHARS_MAX = 80
 
@@ -38,14 +38,15 @@ _TYPE_WORDS = {
 def read_request(body: bytes, kind: type[Request]) -> Request:
     """The request in a JSON body. Raises RequestError or UnsupportedParameterError, with `param` where there is one."""
     raw = _read_object(body)
-    _refuse_not_built(raw, NOT_BUILT[kind])
+    _refuse_not_built(raw, NOT_BUILT.get(kind, {}))
     try:
         request = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), raw, kind) from error
     except (RecursionError, OverflowError) as error:
         raise RequestError("the JSON body is nested too deep, or holds a number out of range") from error
-    _check_together(request)
+    if isinstance(request, GenerationRequest):
+        _check_together(request)
     return request
 
 
@@ -71,7 +72,7 @@ def _refuse_not_built(raw: dict[str, Any], table: Mapping[str, tuple[Any, ...]])
             )
 
 
-def _explain(text: str, raw: dict[str, Any], kind: type[GenerationRequest]) -> RequestError:
+def _explain(text: str, raw: dict[str, Any], kind: type[msgspec.Struct]) -> RequestError:
     """Turns msgspec's words into ours: which parameter, what it was, what is allowed."""
     place = _PLACE.match(text)
     assert place is not None
@@ -106,7 +107,7 @@ def _in_words_of_type(kinds: str) -> str:
 
 
 @functools.cache
-def _allowed(kind: type[GenerationRequest]) -> dict[str, str]:
+def _allowed(kind: type[msgspec.Struct]) -> dict[str, str]:
     """What msgspec does not say in full, by path: whole ranges of numbers, read off the types, and closed choices."""
     roles = msgspec.inspect.type_info(ChatMessage).fields[0].type.values  # type: ignore[attr-defined]
     allowed = {

@@ -109,8 +109,11 @@ class Reply:
     def _report(self, last: Ended) -> dict[str, Any]:
         if not self.wants_report:
             return {}
-        times = {"first_token_s": self.tally.first_token_s, "total_s": self.tally.elapsed_s}
-        return {"outrigger": report_body(last.report, seed=self.seed, **times)}
+        tally = self.tally
+        report = report_body(
+            last.report, seed=self.seed, first_token_s=tally.first_token_s, total_s=tally.elapsed_s
+        )
+        return {"outrigger": report}
 
     def _progress(self, piece: Piece) -> str | None:
         """What a comment says while nothing else is to send."""

@@ -1,4 +1,4 @@
-"""What a client may ask, as types: the bodies of POST /v1/chat/completions and /v1/completions, and what is refused.
+"""What a client may ask, as types: the bodies of the POST routes, and the parameters that are refused by name.
 
 Field names, ranges and defaults are OpenAI's; top_k, min_p, repeat_penalty and chat_template_kwargs are extensions
 under the names that llama.cpp's server uses. A parameter that is not built yet is refused by name, never ignored;
@@ -135,6 +135,22 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str | int], Meta(min_length=1, max_length=N_CTX_MAX)]
 
 
+class TokenizeRequest(_Strict, frozen=True, kw_only=True):
+    """Body of POST /tokenize, as llama.cpp's server takes it."""
+
+    content: str
+    add_special: bool = False
+    """Add what the model wants around a text (BOS)."""
+    parse_special: bool = True
+    """Read control tokens in the text as such."""
+
+
+class DetokenizeRequest(_Strict, frozen=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=N_VOCAB_MAX)]], Meta(max_length=N_CTX_MAX)]
+
+
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
@@ -145,7 +161,7 @@ _SHARED_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
 }
 
-NOT_BUILT: Mapping[type[GenerationRequest], Mapping[str, tuple[Any, ...]]] = {
+NOT_BUILT: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: {
         **_SHARED_NOT_BUILT,
         "top_logprobs": (None, 0),

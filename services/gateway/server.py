@@ -2,6 +2,7 @@
 
 GET  /v1/models, /v1/models/{model}
 POST /v1/chat/completions, /v1/completions
+POST /tokenize, /detokenize
 GET  /health        200 only when a token can be computed now
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -26,12 +29,20 @@ from services.gateway.host import HostChannel
 from services.gateway.prompt import Job, PromptReader
 from services.gateway.reading import read_request
 from services.gateway.replies import Reply
-from services.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
 from services.gateway.tally import RequestTally
 
 BODY_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)
 ACCEPT_WAIT_S = 0.25
 """How long a stream's headers wait for the host's word, so that a full queue is still a 429 and not an error event."""
+T = TypeVar("T")
+
 REPORT_HEADER = "X-Outrigger-Report"
 PROMPT_THREADS = 2
 SHUTDOWN_S = 1.0
@@ -71,6 +82,8 @@ class Gateway:
         app.router.add_get("/v1/models/{model}", self._model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completion)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         return app
 
     async def _health(self, _request: web.Request) -> web.Response:
@@ -114,14 +127,25 @@ class Gateway:
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, CompletionRequest, "cmpl-")
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = read_request(await read_body(request), TokenizeRequest)
+        return json_response({"tokens": await self._off_loop(self._prompts.tokenize, asked)})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        asked = read_request(await read_body(request), DetokenizeRequest)
+        return json_response({"content": await self._off_loop(self._prompts.detokenize, asked)})
+
+    async def _off_loop(self, work: Callable[..., T], *args: object) -> T:
+        """Runs what may take seconds on a prompt thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
     async def _generate(
         self, request: web.Request, kind: type[GenerationRequest], id_prefix: str
     ) -> web.StreamResponse:
         request_id = id_prefix + secrets.token_hex(12)
         with bound(request_id=request_id), RequestTally(self._metrics) as tally:
             body = await read_body(request)
-            loop = asyncio.get_running_loop()
-            asked, job = await loop.run_in_executor(self._threads, self._prepare, body, kind)
+            asked, job = await self._off_loop(self._prepare, body, kind)
             voice = Voice(
                 request_id,
                 self._prompts.model_name,

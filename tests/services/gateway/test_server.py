@@ -87,6 +87,20 @@ def test_what_was_asked_reaches_the_host(rig, client):
     assert set(generate.stop_token_ids) == rig.prompts.vocabulary.end_ids
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_goes_to_token_ids_and_back(rig, text):
+    status, body = rig.request("POST", "/tokenize", {"content": text})
+    assert status == 200
+    assert rig.request("POST", "/detokenize", body) == (200, {"content": text})
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(rig):
+    status, body = rig.request("POST", "/detokenize", {"tokens": [5, 49152]})
+    assert status == 400 and "49152 is outside the vocabulary (0 to 49151)" in body["error"]["message"]
+    status, body = rig.request("POST", "/detokenize", {"tokens": [-5]})
+    assert status == 400 and body["error"]["param"] == "tokens[0]"
+
+
 def test_max_tokens_ends_an_answer_with_length(rig, client):
     rig.say("one two three four five six")
     answer = ask(client, max_tokens=2)
