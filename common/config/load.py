@@ -234,18 +234,27 @@ def _model(values: Mapping[str, Any]) -> str:
     return str(Path(values["run.data_dir"]) / "models" / EMBEDDED_MODEL)
 
 
-def _threads(_values: Mapping[str, Any]) -> int:
-    """Half of the cores we may use: host and worker on one machine share it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // 2)
+def _host_threads(values: Mapping[str, Any]) -> int:
+    """All cores, or half of them when the other half is for a worker on this machine."""
+    alone = values.get("host.split") == "off" or values.get("bridge.worker_host")
+    return _cores() if alone else max(1, _cores() // 2)
+
+
+def _worker_threads(_values: Mapping[str, Any]) -> int:
+    return max(1, _cores() // 2)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 COMPUTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "run.data_dir": _data_dir,
     "run.run_dir": _run_dir,
     "host.model": _model,
-    "host.n_threads": _threads,
-    "worker.n_threads": _threads,
+    "host.n_threads": _host_threads,
+    "worker.n_threads": _worker_threads,
 }
 """Settings that are worked out when nobody gives them, in this order; "auto" asks for it in words."""
 

@@ -11,7 +11,7 @@ Arrays travel without a copy (from 64 KiB on), so an array given to `send` must 
 """
 
 from services.runtime.bus.blocking import BlockingAsker, BlockingOwner
-from services.runtime.bus.channel import CONNECT_WAIT_S, EventSink, new_key_pair
+from services.runtime.bus.channel import CONNECT_WAIT_S, EventSink, libzmq_version, new_key_pair
 from services.runtime.bus.tasks import Asker, Owner
 from services.runtime.conversation import BusEvent, Received
 
@@ -24,5 +24,6 @@ __all__ = [
     "EventSink",
     "Owner",
     "Received",
+    "libzmq_version",
     "new_key_pair",
 ]

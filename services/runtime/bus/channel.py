@@ -43,6 +43,11 @@ def new_key_pair() -> tuple[bytes, bytes]:
     return zmq.curve_keypair()
 
 
+def libzmq_version() -> str:
+    """Version of the ZeroMQ library itself."""
+    return zmq.zmq_version()
+
+
 class Channel:
     """One socket with its conversation. Subclasses say how they wait."""
 

@@ -1,0 +1,93 @@
+"""`outrigger`: the command. Names the subcommands, shows versions, and turns our errors into one line and a code.
+
+Exit codes: 0 done, 1 failed, 2 a bad setting or flag, 3 a process did not start. With --debug (or OUTRIGGER_DEBUG=1)
+an error keeps its trace. Imports a subcommand only when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from common.errors import OutriggerError, ServiceError, SettingError
+from services.cli.lazy import LazyGroup
+
+EXIT_FAILED, EXIT_SETTING, EXIT_NOT_STARTED = 1, 2, 3
+EXIT_INTERRUPTED = 130
+
+COMMANDS = {
+    "run": ("services.cli.run:command", "Serve in the foreground: gateway, mac, bridge and a worker."),
+    "worker": ("services.cli.worker:command", "Serve the last layers of a model at the far end of a cable."),
+    "split": ("services.cli.split:command", "Write a worker's tail file of a model."),
+    "synth": ("services.cli.synth:command", "Write a synthetic model."),
+    "verify": ("services.cli.verify:command", "Compare answers with and without the worker."),
+    "bench": ("services.cli.bench:command", "Measure the real processes."),
+    "config": ("services.cli.config:command", "Show and check settings."),
+    "version": ("services.cli.version:command", "Versions of everything that matters."),
+}
+
+
+def _show_versions(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from services.cli.version import versions_text
+
+        click.echo(versions_text())
+        context.exit()
+
+
+@click.group(cls=LazyGroup, commands_at=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the trace of an error, not only its sentence.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show versions of everything that matters.",
+)
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Run one language model on two devices: this host, and a worker at the end of a cable.
+
+    Without a second device, `outrigger run` starts the worker on this machine, too. Settings come from outrigger.toml
+    (or the file that OUTRIGGER_CONFIG names), OUTRIGGER_... variables and flags; `outrigger config show` lists them.
+    """
+    context.obj = {"debug": debug}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments or bool(os.environ.get("OUTRIGGER_DEBUG"))
+    try:
+        cli.main(args=arguments, prog_name="outrigger", standalone_mode=False)
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except OutriggerError as error:
+        if debug:
+            raise
+        click.echo(f"outrigger: {error}", err=True)
+        sys.exit(exit_code(error))
+    except BrokenPipeError:
+        # `outrigger ... | head` is no failure; the interpreter must not try to flush into the closed pipe at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+
+
+def exit_code(error: OutriggerError) -> int:
+    """The code of an error that ended a command."""
+    if isinstance(error, SettingError):
+        return EXIT_SETTING
+    return EXIT_NOT_STARTED if isinstance(error, ServiceError) else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""`outrigger run`: everything in the foreground. What happens is services.launch's; here are the flags."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from common.config import find_file, load_settings
+from services.cli.progress import ByteProgress
+from services.launch.launch import launch
+
+
+@click.command()
+@click.option(
+    "--model",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="GGUF file to serve.  [the embedded SmolLM2-135M-Instruct]",
+)
+@click.option("--host", "http_host", metavar="ADDRESS", help="Address of the API.  [127.0.0.1]")
+@click.option("--port", "http_port", type=int, help="Port of the API; 0 takes a free one.  [8080]")
+@click.option("--n-ctx", type=int, help="Tokens of context.  [8192]")
+@click.option(
+    "--threads", type=int, help="Computing threads of the host.  [half of the cores; all without worker]"
+)
+@click.option("--worker-threads", type=int, help="Computing threads of the worker here.  [half of the cores]")
+@click.option("--no-worker", is_flag=True, help="The host alone: no worker, no bridge, all layers here.")
+@click.option("--worker-host", metavar="ADDRESS", help="A worker that runs elsewhere, instead of one here.")
+@click.option("--split-layer", type=int, help="First layer of the worker.  [cycle boundary nearest to 5/8]")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least important event logged.",
+)
+def command(no_worker: bool, **flags: Any) -> None:
+    """Serve a model over HTTP in the foreground, until Ctrl-C.
+
+    Starts gateway, mac and bridge, and a worker on this machine that runs the last layers of long prompts, as a phone
+    at the end of a cable would. Says when all are ready, where it listens, and a request to paste.
+
+    \b
+    Exit codes: 0 stopped, 1 the model cannot be used, 2 a bad setting, 3 a process did not start.
+
+    \b
+    Examples:
+      outrigger run
+      outrigger run --model qwen.gguf --split-layer 40 --port 9000
+      outrigger run --no-worker
+    """
+    if no_worker:
+        flags["split"] = "off"
+    settings = load_settings(find_file(os.environ), os.environ, flags)
+    raise SystemExit(
+        launch(settings, click.echo, lambda: ByteProgress("cutting the worker's part of the model"))
+    )

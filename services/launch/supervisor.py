@@ -1,0 +1,154 @@
+"""The supervision library (supervisor) at arm's length: its configuration, its process, and what it knows of ours.
+
+It forks, waits, restarts with growing delays, gives up after a few tries, rotates logs and stops with TERM and then
+KILL; none of that is written again here. It is a process of its own because it forks, and is asked over XML-RPC on a
+socket in the private run directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import xmlrpc.client
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.xmlrpc import SupervisorTransport
+
+import services
+from common.errors import ServiceError
+from services.launch.logs import last_error, log_path
+from services.launch.programs import Program
+from services.runtime.endpoints import ipc_endpoint
+from services.runtime.guard import PARENT_VARIABLE
+
+SOCKET = "supervisor.sock"
+LOG = "supervisor"
+GROUP = "outrigger"
+EARLY_S = 10
+"""A process that ends sooner is restarted with growing delays; one that lived longer, at once."""
+TRIES = 4
+STOP_WAIT_S = 3
+"""From TERM to KILL; our processes leave within two seconds."""
+EXPECTED_CODES = "0,2"
+"""Ends that are no accident: asked to stop, and a setting that no restart makes right."""
+START_WAIT_S = 10.0
+ENDED = ("EXITED", "FATAL", "BACKOFF")
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """What the library knows of one process."""
+
+    name: str
+    state: str
+    """Its words: STARTING RUNNING BACKOFF STOPPING EXITED FATAL STOPPED UNKNOWN."""
+    pid: int
+    exit_code: int
+    started: int
+    """Wall clock of its last start; a restart shows here."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is down against our will: never started right, ended, or given up."""
+        return self.state in ENDED
+
+
+def configuration(run_dir: Path, programs: Iterable[Program]) -> str:
+    """The library's configuration file. A percent sign begins a substitution there, so ours are doubled."""
+    programs = tuple(programs)
+    place = _quoted(str(run_dir))
+    sections = [
+        f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={place}/{LOG}.log\nlogfile_maxbytes=1MB\n"
+        f"logfile_backups=1\npidfile={place}/{LOG}.pid\nidentifier=outrigger\n",
+        f"[unix_http_server]\nfile={place}/{SOCKET}\nchmod=0700\n",
+        "[rpcinterface:supervisor]\n"
+        "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n",
+    ]
+    for program in programs:
+        sections.append(
+            f"[program:{program.name}]\ncommand={_quoted(shlex.join(program.command))}\n"
+            f"autorestart=unexpected\nexitcodes={EXPECTED_CODES}\nstartsecs={EARLY_S}\nstartretries={TRIES}\n"
+            f"stopsignal=TERM\nstopwaitsecs={STOP_WAIT_S}\nkillasgroup=true\nredirect_stderr=true\n"
+            f"stdout_logfile={_quoted(str(log_path(run_dir, program.name)))}\nstdout_logfile_maxbytes=10MB\n"
+            f"stdout_logfile_backups=2\n"
+        )
+    # In one group they are stopped at the same time; groups are stopped one after the other.
+    sections.append(f"[group:{GROUP}]\nprograms={','.join(program.name for program in programs)}\n")
+    return "\n".join(sections)
+
+
+class Supervisor:
+    """The library's process. `start`, then `infos` as often as wanted, then `stop`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        ipc_endpoint(run_dir / f"{SOCKET}.{2**22}")  # it binds beside its name, with its pid behind it
+        self._run_dir = run_dir
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, programs: Iterable[Program], environ: Mapping[str, str]) -> None:
+        """Start it, and with it all `programs`, in the environment `environ`. Raises ServiceError."""
+        file = self._run_dir / f"{LOG}.conf"
+        file.write_text(configuration(self._run_dir, programs))
+        root = str(Path(services.__file__).parents[1])
+        path = os.pathsep.join(part for part in (root, environ.get("PYTHONPATH", "")) if part)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launch.supervisord", "-c", str(file)),
+            env={**environ, "PYTHONPATH": path, PARENT_VARIABLE: str(os.getpid())},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=(self._run_dir / f"{LOG}.err").open("wb"),
+            start_new_session=True,  # a Ctrl-C of the terminal is ours to pass on
+        )
+        try:
+            async with asyncio.timeout(START_WAIT_S):
+                while not (self._run_dir / SOCKET).exists():
+                    if self._process.returncode is not None:
+                        raise ServiceError(f"the supervisor did not start: {self._last_words()}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise ServiceError(f"the supervisor did not start in {START_WAIT_S:g} s") from None
+
+    async def infos(self) -> list[ProcessInfo]:
+        """What it knows of each process. Raises ServiceError when it does not answer."""
+        try:
+            return await asyncio.to_thread(self._ask)
+        except (OSError, xmlrpc.client.Error) as error:
+            raise ServiceError(f"the supervisor does not answer: {error}") from error
+
+    async def ended(self) -> int:
+        """Wait for its end; returns its exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Stop all processes and it; what does not leave is killed."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_WAIT_S + 3):
+                await self._process.wait()
+        except TimeoutError:
+            os.killpg(self._process.pid, signal.SIGKILL)  # our processes notice that it is gone
+            await self._process.wait()
+
+    def _ask(self) -> list[ProcessInfo]:
+        transport = SupervisorTransport(None, None, f"unix://{self._run_dir / SOCKET}")
+        with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
+            answer = proxy.supervisor.getAllProcessInfo()
+        return [
+            ProcessInfo(one["name"], one["statename"], one["pid"], one["exitstatus"], one["start"])
+            for one in answer
+        ]
+
+    def _last_words(self) -> str:
+        return last_error(self._run_dir / f"{LOG}.err")
+
+
+def _quoted(text: str) -> str:
+    return text.replace("%", "%%")

@@ -1,0 +1,35 @@
+"""`python -m services.launch.supervisord`: the supervision library's own process, which leaves with its parent.
+
+The library has no parent watch. An interval timer looks at the parent twice a second and, once it is gone, sends this
+process the SIGTERM that makes it stop everything it runs. A timer, because this process forks: a thread would be
+copied half. Our processes learn here whose children they are, so that they leave when this process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from supervisor.supervisord import main
+
+from services.runtime.guard import PARENT_LOOK_S, PARENT_VARIABLE, parent_pid_in
+
+
+def run(arguments: list[str]) -> None:
+    """Supervise until told to stop, or until the parent named in the environment is gone."""
+    parent_pid = parent_pid_in(os.environ)
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+
+    def look(*_: object) -> None:
+        if parent_pid is not None and os.getppid() != parent_pid:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, PARENT_LOOK_S, PARENT_LOOK_S)
+    main(arguments)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
