@@ -101,12 +101,14 @@ class Report:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table for people; the first column is left aligned, the others right."""
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD)
         for index, column in enumerate(columns):
             table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
         for row in rows:
             table.add_row(*(cell_text(cell) for cell in row))
-        self._console().print(table)
+        console = self._console()
+        console.print(title, highlight=False, markup=False)
+        console.print(table)
 
     def finish(self) -> dict[str, Any]:
         """Print what ran and all figures; with as_json the JSON object as the last line. Returns that object."""
