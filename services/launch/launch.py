@@ -171,7 +171,8 @@ def launch(
 ) -> int:
     """Run everything that `settings` ask for until told to stop; returns the exit code.
 
-    `cutting` opens the progress that is shown while the worker's tail file is written. Raises SettingError, ModelError or ServiceError with a sentence for people when that cannot be done.
+    `cutting` opens the progress that is shown while the worker's tail file is written.
+    Raises SettingError, ModelError or ServiceError with a sentence for people when that cannot be done.
     """
     run_dir = open_run_dir(settings.run_dir)
     lock = RunLock(run_dir)

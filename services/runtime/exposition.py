@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
 from types import TracebackType
 
 from prometheus_client import start_http_server
@@ -26,10 +29,14 @@ class Exposition:
         self.url = f"http://{ADDRESS}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Stop serving, now: the server looks twice a second whether it is to stop, or when somebody connects."""
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        with suppress(OSError):
+            socket.create_connection((ADDRESS, self._server.server_port), timeout=1).close()
+        stopping.join()
         self._thread.join()
+        self._server.server_close()
 
     def __enter__(self) -> Exposition:
         return self
