@@ -67,6 +67,11 @@ class Processes:
                 preexec_fn=pin,
             )
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children."""
+        return [child.pid for child in self._children.values()]
+
     def check(self) -> None:
         """Raise ServiceError if a process has ended by itself."""
         for name, child in self._children.items():

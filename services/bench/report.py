@@ -59,6 +59,7 @@ class Report:
         self.commit, self.machine = commit_text(), machine_text()
         self.figures: dict[str, float] = {}
         self._ran: dict[str, str] = {}
+        self._notes: list[str] = []
         self._started_s = time.monotonic()
         self._rows_path = (results_folder or CHECKOUT / "results") / f"{bench}.jsonl"
         self._out, self._err = out or sys.stdout, err or sys.stderr
@@ -70,12 +71,11 @@ class Report:
 
     def ran(self, side: str, what: object) -> None:
         """Record which kernels and layouts computed on `side` ("host", "worker", "stock")."""
-        text = (
-            ", ".join(f"{key} {value}" for key, value in what.items())
-            if isinstance(what, dict)
-            else str(what)
-        )
-        self._ran[side] = text
+        self._ran[side] = ran_text(what)
+
+    def note(self, text: str) -> None:
+        """Something a reader of the figures must know; printed with them."""
+        self._notes.append(text)
 
     def row(self, **values: Any) -> None:
         """Append one raw measurement to results/<bench>.jsonl, with commit, machine and time of day."""
@@ -117,6 +117,8 @@ class Report:
         console = self._console()
         for side, text in self._ran.items():
             console.print(f"  {side}: {text}", highlight=False, markup=False)
+        for note in self._notes:
+            console.print(f"  note: {note}", highlight=False, markup=False)
         self.table(
             f"{self.bench} · {self.model} · {self.machine} · {self.commit}{' · quick' if self.quick else ''}",
             ("figure", "value"),
@@ -136,6 +138,16 @@ class Report:
     def _console(self) -> Console:
         width = None if self._out.isatty() else TABLE_COLUMNS_MIN
         return Console(file=self._out, width=width)
+
+
+def ran_text(what: object) -> str:
+    """A description as one line; nested counts in brackets."""
+    if not isinstance(what, dict):
+        return str(what)
+    return ", ".join(
+        f"{key} ({ran_text(value)})" if isinstance(value, dict) else f"{key} {value}"
+        for key, value in what.items()
+    )
 
 
 def cell_text(cell: object) -> str:

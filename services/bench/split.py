@@ -25,6 +25,7 @@ from common.model.embedded import embedded_model
 from common.model.spec import ModelSpec
 from common.model.synthetic import ensure_preset
 from services.bench.client import Answer
+from services.bench.load import BUSY_SHARE, LoadMeter
 from services.bench.pipeline import equal_sides_limit, pipeline_bound_s
 from services.bench.report import NotMeasuredError, Report, report_options
 from services.bench.rig import Rig, Seat
@@ -56,6 +57,8 @@ class Readings:
     case: Case
     depth: int
     answers: dict[int, list[Answer]] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
+    """Share of the machine that other programs took, for each read."""
 
     def read_s(self, split_layer: int) -> float:
         """Median seconds from asking to the first token."""
@@ -112,10 +115,10 @@ def measure(case: Case, report: Report) -> list[Readings]:
         for seat in seats:
             rig.wait_ready(seat)
             seat.client.generate(natural_tokens(case.path, 600, skip=77_000), 1)
-        return [_measure_depth(case, depth, seats, report) for depth in case.depths]
+        return [_measure_depth(case, depth, rig, seats, report) for depth in case.depths]
 
 
-def _measure_depth(case: Case, depth: int, seats: list[Seat], report: Report) -> Readings:
+def _measure_depth(case: Case, depth: int, rig: Rig, seats: list[Seat], report: Report) -> Readings:
     readings = Readings(case, depth, {seat.split_layer: [] for seat in seats})
     base = natural_tokens(case.path, depth)
     if depth:
@@ -126,7 +129,9 @@ def _measure_depth(case: Case, depth: int, seats: list[Seat], report: Report) ->
         new = natural_tokens(case.path, NEW_TOKENS, skip=DEPTHS[-1] + (round_number + 1) * NEW_TOKENS)
         prompt = np.concatenate([base, new])
         for seat in seats:
+            meter = LoadMeter(rig.processes.pids)
             answer = seat.client.generate(prompt, TOKENS_COMPARED)
+            readings.others.append(meter.others_share())
             _check(readings, seat, answer, prompt)
             readings.answers[seat.split_layer].append(answer)
             _tell(report, readings, seat, answer, round_number)
@@ -154,7 +159,8 @@ def _tell(report: Report, readings: Readings, seat: Seat, answer: Answer, round_
     read = answer.report
     report.progress(
         f"{readings.case.label} d{readings.depth} round {round_number + 1}: {seat.name} {answer.first_token_s:.2f} s"
-        f" ({NEW_TOKENS / answer.first_token_s:.0f} tok/s, worker {read.tokens_worker} tokens)"
+        f" ({NEW_TOKENS / answer.first_token_s:.0f} tok/s, worker {read.tokens_worker} tokens,"
+        f" others used {readings.others[-1]:.0%} of the cores)"
     )
     stages = [
         {name: round(getattr(stage, name), 5) for name in stage.__struct_fields__} for stage in read.stages
@@ -169,6 +175,7 @@ def _tell(report: Report, readings: Readings, seat: Seat, answer: Answer, round_
         wait_s=read.wait_s,
         worker_tokens=read.tokens_worker,
         first_token_ids=answer.token_ids,
+        others_share=round(readings.others[-1], 4),
         stages=stages,
     )
 
@@ -187,11 +194,15 @@ def add_figures(report: Report, readings: Readings) -> None:
     )
     report.figure(f"{name}.best_split", best)
     report.figure(f"{name}.pipeline_efficiency", readings.efficiency(forty), **took_part)
+    if max(readings.others) > BUSY_SHARE:
+        report.note(
+            f"{name}: other programs took up to {max(readings.others):.0%} of the cores; run it again on a quiet machine"
+        )
 
 
 def print_table(report: Report, everything: list[Readings]) -> None:
     """One line for each (model, depth, split layer): times, speed-up beside its limit, and where the time went."""
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for readings in everything:
         n_layer = ModelSpec.read(readings.case.path).n_layer_full
         for layer in (0, *readings.case.split_layers):

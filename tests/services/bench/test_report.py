@@ -23,14 +23,15 @@ def make_report(tmp_path, as_json=True):
 def test_last_line_is_one_json_object_with_the_agreed_keys(tmp_path):
     report, out, err = make_report(tmp_path)
     report.progress("half way")
-    report.ran("host", {"backend": "CPU", "weights": "repack"})
+    report.ran("host", {"backend": "CPU", "weights": {"repack": 51}})
+    report.note("not a quiet machine")
     report.figure("m.d0.speedup", 1.4321987, worker_tokens=10)
     report.figure("compared", 12)
     report.finish()
     last = json.loads(out.getvalue().splitlines()[-1])
     assert list(last) == ["bench", "commit", "machine", "model", "figures"]
     assert last["figures"] == {"m.d0.speedup": 1.4322, "compared": 12}
-    assert "backend CPU, weights repack" in out.getvalue()
+    assert "backend CPU, weights (repack 51)" in out.getvalue() and "not a quiet machine" in out.getvalue()
     assert "half way" in err.getvalue() and "half way" not in out.getvalue()
 
 
