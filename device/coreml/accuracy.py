@@ -135,7 +135,7 @@ def ask(
     return unpack_partials(geometry, outputs, queries.shape[1], centre)
 
 
-def errors(partial: PagePartial, oracle: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+def row_errors(partial: PagePartial, oracle: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
     """Relative L2 error of the worst row's output, and the largest error of a log-sum-exp."""
     out, lse = oracle
     found = partial.o.astype(np.float64) / partial.l[..., None]
@@ -162,4 +162,4 @@ def measure(
             program.arithmetic = arithmetic
             first = ask(program, geometry, inputs.queries)
             later = ask(program, geometry, inputs.queries, first.m)
-            yield Accuracy(case, arithmetic, *errors(first, oracle), *errors(later, oracle))
+            yield Accuracy(case, arithmetic, *row_errors(first, oracle), *row_errors(later, oracle))

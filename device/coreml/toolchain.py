@@ -115,6 +115,11 @@ def _make_reproducible(path: Path, metadata: Mapping[str, str]) -> None:
     model_path.write_bytes(model.SerializeToString(deterministic=True))
 
 
+def compute_plan() -> tuple[Any, Any]:
+    """Core ML's plan of where operations run, and the classes of devices it names; of use on macOS only."""
+    return _load("coremltools.models.compute_plan"), _load("coremltools.models.compute_device")
+
+
 def runtime_available() -> bool:
     """Whether Core ML itself can run models here: macOS with coremltools' native part."""
     if sys.platform != "darwin":

@@ -2,10 +2,16 @@
 
 import pytest
 
-pytest.importorskip("coremltools", reason="Core ML tests need the extra: pip install 'outrigger[coreml]'")
-
 from device.coreml import toolchain
 from device.coreml.reference import Arithmetic, Program
+
+
+@pytest.fixture(scope="session", autouse=True)
+def coremltools():
+    """Without the extra every test here is skipped, and says so."""
+    pytest.importorskip(
+        "coremltools", reason="needs the extra: pip install 'outrigger[coreml]'", exc_type=ImportError
+    )
 
 
 @pytest.fixture(scope="session")

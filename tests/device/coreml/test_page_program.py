@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import EngineError
 from device.coreml import accuracy, blob
-from device.coreml.accuracy import ARITHMETICS, BOUNDS, CASES, ask, attend_float64, constants_of, errors
+from device.coreml.accuracy import ARITHMETICS, BOUNDS, CASES, ask, attend_float64, constants_of, row_errors
 from device.coreml.geometry import PageGeometry
 from device.coreml.page_program import pack_queries, unpack_partials
 from device.coreml.page_writer import write_page
@@ -45,7 +45,7 @@ def page(folder):
 def test_page_equals_float64(page, geometry):
     inputs = accuracy.make_inputs("realistic", geometry)
     partial = ask(page(geometry, inputs), geometry, inputs.queries)
-    o, lse = errors(partial, attend_float64(inputs))
+    o, lse = row_errors(partial, attend_float64(inputs))
     assert o < BOUND_O and lse < BOUND_LSE
 
 
@@ -53,7 +53,7 @@ def test_page_equals_float64(page, geometry):
 def test_partly_filled_pages_hold_their_keys_only(page, n_keys):
     geometry = GEOMETRIES[1]
     inputs = accuracy.make_inputs("peaky", geometry, n_keys)
-    o, lse = errors(ask(page(geometry, inputs), geometry, inputs.queries), attend_float64(inputs))
+    o, lse = row_errors(ask(page(geometry, inputs), geometry, inputs.queries), attend_float64(inputs))
     assert o < BOUND_O and lse < BOUND_LSE
 
 
@@ -77,7 +77,7 @@ def test_pages_merge_to_one_attention(page):
     top = np.maximum(a.m, b.m)
     l = a.l * np.exp(a.m - top) + b.l * np.exp(b.m - top)  # noqa: E741
     o = a.o * np.exp(a.m - top)[..., None] + b.o * np.exp(b.m - top)[..., None]
-    found = errors(type(a)(top, l, o), attend_float64(whole))
+    found = row_errors(type(a)(top, l, o), attend_float64(whole))
     assert found[0] < BOUND_O and found[1] < BOUND_LSE
 
 
@@ -93,7 +93,7 @@ def test_any_centre_gives_the_same_answer(page, centre):
     partial = ask(page(geometry, inputs), geometry, inputs.queries, guess)
     rows = slice(1, None) if not np.isfinite(centre) else slice(None)
     oracle = tuple(x[:, rows] for x in attend_float64(inputs))
-    o, lse = errors(type(partial)(*(x[:, rows] for x in partial)), oracle)
+    o, lse = row_errors(type(partial)(*(x[:, rows] for x in partial)), oracle)
     assert o < 10 * BOUND_O and lse < 10 * BOUND_LSE  # a centre of 40 costs digits, not correctness
 
 
@@ -126,7 +126,7 @@ def test_wrong_constants_break_the_bound(page, folder, damage):
         path / template.weight_file,
         dict(zip(template.offsets[1:], map(blob.Blob.of, changed), strict=True)),
     )
-    o, _ = errors(ask(Program.load(path), geometry, inputs.queries), attend_float64(inputs))
+    o, _ = row_errors(ask(Program.load(path), geometry, inputs.queries), attend_float64(inputs))
     assert o > 20 * BOUND_O
 
 
