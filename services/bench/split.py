@@ -196,7 +196,7 @@ def add_figures(report: Report, readings: Readings) -> None:
     report.figure(f"{name}.pipeline_efficiency", readings.efficiency(forty), **took_part)
     if max(readings.others) > BUSY_SHARE:
         report.note(
-            f"{name}: other programs took up to {max(readings.others):.0%} of the cores; run it again on a quiet machine"
+            f"{name}: other programs took up to {max(readings.others):.0%} of the cores; measure on a quiet machine"
         )
 
 

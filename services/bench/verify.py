@@ -63,7 +63,7 @@ def verify_split(report: Report) -> Totals:
     """Run everything; the caller decides what a difference means. Raises ServiceError when processes fail."""
     totals = Totals()
     for label, path in models(report.quick):
-        _verify_model(label, path, report, totals)
+        verify_model(label, path, report, totals)
     report.table(
         "token ids one by one, host alone against host and worker",
         ("", "count"),
@@ -77,7 +77,8 @@ def verify_split(report: Report) -> Totals:
     return totals
 
 
-def _verify_model(label: str, path: Path, report: Report, totals: Totals) -> None:
+def verify_model(label: str, path: Path, report: Report, totals: Totals) -> None:
+    """All comparisons on one model, on processes of its own; adds to `totals`."""
     n_tokens = 8 if report.quick else 32
     spec = ModelSpec.read(path)
     split_layer = plan_split(spec, None).layer

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.errors import ContextExceededError, LinkDeadlineError, LinkError, OutriggerError, RequestError
-from common.log import get_log
+from common.log import bound, get_log
 from common.wire import messages as m
 from services.mac.plan import plan_read
 from services.mac.read import Read
@@ -66,7 +66,8 @@ class Compute:
             request = self.queue.take(IDLE_S)
             if request is not None:
                 try:
-                    self._serve(request)
+                    with bound(request_id=request.ask.request_id):
+                        self._serve(request)
                 finally:
                     self.queue.done()
 
@@ -81,7 +82,6 @@ class Compute:
     def _serve(self, request: Request) -> None:
         """Serve a request to its end, whatever end that is."""
         turn = Turn(request, self.queue.clock())
-        bound = log.bind(request_id=request.ask.request_id)
         try:
             self._check(request)
             while not self._step(turn):
@@ -89,11 +89,11 @@ class Compute:
         except OutriggerError as error:
             if not isinstance(error, RequestError | LinkError):
                 self._forget()
-            bound.warning("request failed", code=error.code, error=str(error))
+            log.warning("request failed", code=error.code, error=str(error))
             self._fail(request, error.code, str(error))
         except Exception as error:
             self._forget()
-            bound.exception("request failed unexpectedly")
+            log.exception("request failed unexpectedly")
             self._fail(request, OutriggerError.code, f"internal error: {type(error).__name__}: {error}")
         finally:
             turn.close()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import LinkError
+from common.errors import EngineError, LinkError
 from common.wire.messages import ReadReport
 from services.mac.grid import Ubatch
 from services.mac.mirror import Rewind, tokens_per_push
@@ -165,11 +165,18 @@ class Read:
             return False
         assert isinstance(answer, TailRan), "the mirror is in place before the first chunk"
         with self._clock.taken_home(self._n_home, answer):
-            self.sequence.take_tail_rows(answer.sections, answer.end, has_state=answer.has_state)
+            self._import(answer)
         if answer.has_state or not remote.rows.has_recurrent:
             self.sequence.note(TAIL, answer.end)
         self._n_home += 1
         return True
+
+    def _import(self, answer: TailRan) -> None:
+        """Rows of a type or size that is not ours are the worker's failure, not the request's."""
+        try:
+            self.sequence.take_tail_rows(answer.sections, answer.end, has_state=answer.has_state)
+        except EngineError as error:
+            raise LinkError(f"rows of the worker do not fit here: {error}", cause="damaged") from error
 
     def _run_last_tail(self) -> None:
         ubatch, residual = self.plan.ubatches[-1], self._residual

@@ -26,7 +26,7 @@ class TailRows:
         """spec: ModelSpec; only `kind(layer)` is asked."""
         self.first, self.last = first, last
         self._recurrent = [layer for layer in range(first, last) if spec.kind(layer) == "recurrent"]
-        self._attention = [layer for layer in range(first, last) if spec.kind(layer) == "attention"]
+        self._attention = [layer for layer in range(first, last) if spec.kind(layer) != "recurrent"]
 
     @property
     def has_recurrent(self) -> bool:

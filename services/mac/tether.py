@@ -14,7 +14,7 @@ from common.errors import LinkDownError, LinkError
 from common.log import get_log
 from common.wire import messages as m
 from common.wire.routes import LINK
-from services.mac.worker import LinkView, Worker
+from services.mac.worker import LinkState, LinkView, Worker
 from services.runtime.bus import Asker, EventSink
 from services.runtime.conversation import BusEvent
 
@@ -81,7 +81,7 @@ class Tether:
                     window = min(hello.window, self._hello.window)
                     self._now(LinkView("ready", epoch, window, device=hello.device))
                 case m.LinkDown() as down:
-                    state = "refused" if down.final else "absent"
+                    state: LinkState = "refused" if down.final else "absent"
                     self._now(LinkView(state, down.link_epoch, detail=f"{down.cause}: {down.detail}"))
                 case m.WorkerReported() as reported:
                     log.debug("worker reported", state=reported.state, avail_mb=reported.avail_mb)

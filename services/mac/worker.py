@@ -15,12 +15,14 @@ from common.limits import CHUNK_WINDOW
 from common.wire.messages import WorkerView
 from services.mac.plan import WorkerStanding
 
+LinkState = Literal["absent", "connecting", "ready", "refused"]
+
 
 @dataclass(frozen=True)
 class LinkView:
     """The link as the bridge last told. `epoch` names its life; messages of another life are refused."""
 
-    state: Literal["absent", "connecting", "ready", "refused"] = "absent"
+    state: LinkState = "absent"
     epoch: int = 0
     window: int = CHUNK_WINDOW
     detail: str = ""

@@ -5,12 +5,14 @@ of the same token ids on a third engine that never heard of workers or prefixes.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from common.errors import LinkError
 from common.wire import messages as m
+from common.wire.rows import decode_rows, encode_rows
 from services.mac.grid import cut_read
 from services.mac.plan import plan_read
 from services.mac.read import Read
@@ -174,7 +176,18 @@ def with_nan(answer, blob):
     return answer, blob[:-8] + b"\xff" * 8
 
 
+def as_f32_rows(answer, blob):
+    """Twice as many bytes a row, of another type."""
+    wide = [
+        replace(s, ggml_type=0, row_bytes=2 * s.row_bytes, data=bytes(2 * s.n_bytes))
+        for s in decode_rows(blob)
+    ]
+    blob = bytes(encode_rows(wide).joined())
+    return m.ChunkDone(answer.link_epoch, answer.ticket, answer.n_tokens, 1, 0, 1, len(blob)), blob
+
+
 FAULTS = {
+    "another type": as_f32_rows,
     "link lost": lambda a, b: (m.LinkFailed(a.link_epoch, a.ticket, 601, "closed", "cut"), b""),
     "nan": with_nan,
     "short": lambda a, b: (m.ChunkDone(a.link_epoch, a.ticket, a.n_tokens, 1, 0, 1, len(b) - 9), b[:-9]),
