@@ -56,7 +56,7 @@ def last_error(path: Path) -> str:
             events.append(event)
     if events:
         return " ".join(str(events[0].get(key, "")) for key in ("event", "error", "exception")).strip()
-    return "it said nothing"
+    return "it ended without a word (killed, perhaps for its memory?)"
 
 
 def _event(line: str) -> dict[str, object] | None:

@@ -70,12 +70,19 @@ def holder(port: int) -> str | None:
         return None
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            links = {str(link.readlink()) for link in (process / "fd").iterdir()}
-            if links & inodes:
+            if any(_target(link) in inodes for link in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
         except OSError:
             continue  # gone by now, or somebody else's
     return None
+
+
+def _target(link: Path) -> str:
+    """What a descriptor points at; nothing when it was closed meanwhile."""
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
 
 
 def _listening_inodes(port: int) -> set[str]:

@@ -8,14 +8,17 @@ socket in the private run directory.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import shlex
 import signal
 import sys
 import xmlrpc.client
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from supervisor.xmlrpc import SupervisorTransport
 
@@ -37,6 +40,8 @@ STOP_WAIT_S = 3
 EXPECTED_CODES = "0,2"
 """Ends that are no accident: asked to stop, and a setting that no restart makes right."""
 START_WAIT_S = 10.0
+POKE_S = 0.1
+NO_ANSWER = (OSError, xmlrpc.client.Error, http.client.HTTPException)
 ENDED = ("EXITED", "FATAL", "BACKOFF")
 
 
@@ -106,7 +111,8 @@ class Supervisor:
         )
         try:
             async with asyncio.timeout(START_WAIT_S):
-                while not (self._run_dir / SOCKET).exists():
+                # The socket of an earlier one that is still leaving answers, too: the pid tells them apart.
+                while await self._pid() != self._process.pid:
                     if self._process.returncode is not None:
                         raise ServiceError(f"the supervisor did not start: {self._last_words()}")
                     await asyncio.sleep(0.02)
@@ -116,9 +122,13 @@ class Supervisor:
     async def infos(self) -> list[ProcessInfo]:
         """What it knows of each process. Raises ServiceError when it does not answer."""
         try:
-            return await asyncio.to_thread(self._ask)
-        except (OSError, xmlrpc.client.Error) as error:
+            answer = await asyncio.to_thread(self._ask, "getAllProcessInfo")
+        except NO_ANSWER as error:
             raise ServiceError(f"the supervisor does not answer: {error}") from error
+        return [
+            ProcessInfo(one["name"], one["statename"], one["pid"], one["exitstatus"], one["start"])
+            for one in answer
+        ]
 
     async def ended(self) -> int:
         """Wait for its end; returns its exit code."""
@@ -130,21 +140,29 @@ class Supervisor:
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
+        ended = asyncio.ensure_future(self._process.wait())
         try:
             async with asyncio.timeout(STOP_WAIT_S + 3):
-                await self._process.wait()
+                while not ended.done():
+                    await asyncio.wait({ended}, timeout=POKE_S)
+                    # It looks at its children once a second, or when somebody asks it something.
+                    with suppress(ServiceError):
+                        await self.infos()
         except TimeoutError:
             os.killpg(self._process.pid, signal.SIGKILL)  # our processes notice that it is gone
             await self._process.wait()
 
-    def _ask(self) -> list[ProcessInfo]:
+    async def _pid(self) -> int:
+        """Pid of the one that answers; 0 when none does."""
+        try:
+            return await asyncio.to_thread(self._ask, "getPID")
+        except NO_ANSWER:
+            return 0
+
+    def _ask(self, method: str) -> Any:
         transport = SupervisorTransport(None, None, f"unix://{self._run_dir / SOCKET}")
         with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
-            answer = proxy.supervisor.getAllProcessInfo()
-        return [
-            ProcessInfo(one["name"], one["statename"], one["pid"], one["exitstatus"], one["start"])
-            for one in answer
-        ]
+            return getattr(proxy.supervisor, method)()
 
     def _last_words(self) -> str:
         return last_error(self._run_dir / f"{LOG}.err")

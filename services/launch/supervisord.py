@@ -2,14 +2,17 @@
 
 The library has no parent watch. An interval timer looks at the parent twice a second and, once it is gone, sends this
 process the SIGTERM that makes it stop everything it runs. A timer, because this process forks: a thread would be
-copied half. Our processes learn here whose children they are, so that they leave when this process is killed.
+copied half. Our processes learn here whose children they are, so that they leave when this process is killed. A lock
+makes it wait until one that an earlier launch left behind has stopped its processes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
+from pathlib import Path
 
 from supervisor.supervisord import main
 
@@ -18,6 +21,7 @@ from services.runtime.guard import PARENT_LOOK_S, PARENT_VARIABLE, parent_pid_in
 
 def run(arguments: list[str]) -> None:
     """Supervise until told to stop, or until the parent named in the environment is gone."""
+    _wait_for_predecessor(Path(arguments[arguments.index("-c") + 1]).with_suffix(".lock"))
     parent_pid = parent_pid_in(os.environ)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
 
@@ -29,6 +33,11 @@ def run(arguments: list[str]) -> None:
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, PARENT_LOOK_S, PARENT_LOOK_S)
     main(arguments)
+
+
+def _wait_for_predecessor(path: Path) -> None:
+    """Hold the lock of this run directory until the process ends; it stays open on purpose."""
+    fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,155 @@
+"""Aim: the pure parts of a launch: which processes, what their configuration says, why one ended, whose a port is.
+
+Method: settings, log texts and real sockets in; values out.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shlex
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.config import load_settings
+from common.errors import ServiceError, SettingError
+from common.wire.messages import Beat, StateChanged
+from services.launch.logs import last_error, log_path, set_aside
+from services.launch.ports import check_ports, free_ports, holder, why_taken
+from services.launch.programs import Program, programs_for, starts_worker, with_local_worker
+from services.launch.roster import Roster
+from services.launch.supervisor import Supervisor, configuration
+from services.launch.words import curl_line, ready_text
+
+
+def settings(**flags):
+    return load_settings(environ={}, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({}, ["gateway", "mac", "bridge", "worker"]),
+        ({"split": "off"}, ["gateway", "mac"]),
+        ({"worker_host": "169.254.7.7"}, ["gateway", "mac", "bridge"]),
+        ({"worker_host": "169.254.7.7", "split": "off"}, ["gateway", "mac"]),
+    ],
+)
+def test_which_processes_run(flags, names):
+    given_settings = settings(**flags)
+    programs = programs_for(given_settings, starts_worker(given_settings))
+    assert [program.name for program in programs] == names
+
+
+def test_worker_and_bridge_are_pointed_at_each_other():
+    wired = with_local_worker(settings(n_ctx=2048), "/t.gguf", (5, 6))
+    assert (wired.worker.port, wired.worker.control_port) == (5, 6)
+    assert (wired.bridge.worker_host, wired.bridge.worker_port, wired.bridge.worker_control_port) == (
+        "127.0.0.1",
+        5,
+        6,
+    )
+    assert (wired.worker.model, wired.worker.n_ctx) == ("/t.gguf", 2048)
+
+
+PATHS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0\n\r", exclude_categories=("Cc", "Zs", "Zl", "Zp")),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(st.lists(PATHS, min_size=1, max_size=3), st.text("a%(s) b", max_size=10))
+def test_the_supervisors_configuration_keeps_every_argument(arguments, odd):
+    from pathlib import Path
+
+    command = (*arguments, odd)
+    text = configuration(Path("/run/50%x"), [Program("mac", command)])
+    parser = configparser.RawConfigParser()
+    parser.read_string(text)
+    written = parser["program:mac"]["command"].replace("%%", "%")
+    assert "%" not in parser["program:mac"]["command"].replace("%%", "")
+    assert tuple(shlex.split(written)) == command
+    assert parser["group:outrigger"]["programs"] == "mac"
+
+
+def test_a_run_directory_too_long_for_the_supervisors_socket_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="OUTRIGGER_RUN_DIR"):
+        Supervisor(tmp_path / ("x" * 90))
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", "it ended without a word (killed, perhaps for its memory?)"),
+        ('{"event": "a", "level": "info"}\n', "it ended without a word (killed, perhaps for its memory?)"),
+        ('{"event": "a", "level": "error", "error": "b"}\n{"event": "c", "level": "info"}\n', "a b"),
+        ("Traceback\n  File\nValueError: x\n", "ValueError: x"),
+        ('{"event": "a", "level": "error"}\nmac: no model\n', "mac: no model"),
+        (
+            "Fatal Python error: Segmentation fault\n\nThread 0x1\n  File x\n",
+            "Fatal Python error: Segmentation fault",
+        ),
+    ],
+)
+def test_the_line_that_says_why(tmp_path, log, said):
+    path = log_path(tmp_path, "mac")
+    path.write_text(log)
+    assert last_error(path) == said
+
+
+def test_the_last_runs_log_is_kept_beside(tmp_path):
+    log_path(tmp_path, "mac").write_text("old")
+    set_aside(tmp_path, "mac")
+    assert (tmp_path / "mac.log.previous").read_text() == "old"
+    assert not log_path(tmp_path, "mac").exists()
+    set_aside(tmp_path, "mac")
+
+
+def test_the_roster_counts_in_who_is_ready():
+    roster = Roster(["gateway", "mac", "worker"])
+    assert roster.waiting_for == ["gateway", "mac", "worker"]
+    roster.take(StateChanged("mac", 7, "ready", "", {"metrics": "url"}), b"mac-1")
+    roster.take(StateChanged("stranger", 8, "ready"), b"s-1")
+    roster.take(Beat("mac", 7, 5), b"mac-1")
+    roster.mark_ready("worker")
+    assert roster.waiting_for == ["gateway"]
+    assert roster.members["mac"].work == 5
+    assert roster.listens == {"mac": {"metrics": "url"}}
+    roster.take(StateChanged("mac", 7, "stopped", "why"), b"mac-1")
+    assert roster.waiting_for == ["gateway", "mac"]
+
+
+def test_a_taken_port_is_told_with_its_holder_and_the_setting():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert why_taken("127.0.0.1", port) == "address already in use"
+        if os.path.exists("/proc/net/tcp"):
+            assert f"(pid {os.getpid()})" in holder(port)
+        with pytest.raises(ServiceError, match=rf"port {port} .*--port PORT or OUTRIGGER_HTTP_PORT"):
+            check_ports(settings(http_port=port), local_worker=False)
+    assert holder(port) is None
+
+
+def test_free_ports_are_free_and_differ():
+    ports = free_ports(4)
+    assert len(set(ports)) == 4
+    assert [why_taken("127.0.0.1", port) for port in ports] == [None] * 4
+
+
+def test_the_pasted_request_is_a_whole_shell_command(tmp_path):
+    model = tmp_path / "it's a model.gguf"
+    text = ready_text(
+        http="http://127.0.0.1:1", model=model, worker="none", run_dir=tmp_path, seconds=1.23, has_key=True
+    )
+    assert "ready after 1.2 s: http://127.0.0.1:1/v1" in text
+    words = shlex.split(curl_line("http://127.0.0.1:1", "it's a model").replace("\\\n", " "))
+    assert words[:3] == ["curl", "-s", "http://127.0.0.1:1/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == "it's a model"
+    assert "Bearer $OUTRIGGER_API_KEY" in text
