@@ -152,6 +152,13 @@ SERIES = (
         "Bytes over the cable (out: to the worker), by what they carried.",
         {"direction": ("in", "out"), "kind": ("residual", "rows", "control", "other")},
     ),
+    Series(
+        "link_frames_dropped_total",
+        "counter",
+        ("bridge",),
+        "Frames and requests that were not used: of an earlier life of the link, or with a wrong hash.",
+        {"reason": ("stale_epoch", "bad_hash")},
+    ),
     Series("link_rtt_seconds", "histogram", ("bridge",), "Round trip of an empty frame.", buckets=SHORT_S),
     Series("worker_up", "gauge", ("bridge",), "1 while a worker is connected and accepted."),
     Series("worker_epoch", "gauge", ("bridge",), "Lives of the link since the bridge started."),

@@ -34,6 +34,9 @@ from device.service import TailService, Terms
 
 log = get_log()
 
+PARENT_VARIABLE = "OUTRIGGER_PARENT_PID"
+"""Set by a process that starts a worker which must not outlive it."""
+PARENT_LOOK_S = 0.5
 STOP_S_MAX = 1.5
 """A chunk that still computes after so long is abandoned with the process."""
 
@@ -100,7 +103,11 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
     worker.start()
     log.info("worker ready", engine=worker.engine.describe())
     announce(worker.ready_line)
-    stopped.wait()
+    parent_pid = os.environ.get(PARENT_VARIABLE)
+    while not stopped.wait(PARENT_LOOK_S if parent_pid else None):
+        if parent_pid and os.getppid() != int(parent_pid):
+            log.warning("the process that started this one is gone")
+            break
     start = time.monotonic()
     ended = worker.stop()
     log.info("worker stopped", seconds=round(time.monotonic() - start, 3), computing=not ended)

@@ -96,6 +96,12 @@ class BridgeSettings(Leaf, frozen=True):
     ] = ""
     worker_port: Annotated[int, _says("the worker's residual port", ge=0, le=65_535)] = 50_060
     worker_control_port: Annotated[int, _says("the worker's control port", ge=0, le=65_535)] = 50_061
+    answer_s_first: Annotated[
+        float, _says("seconds the worker has for its first chunk, before its pace is known", gt=0, le=3600)
+    ] = 60.0
+    answer_s_min: Annotated[
+        float, _says("seconds below which no answer of the worker counts as late", gt=0, le=3600)
+    ] = 3.0
     chunk_window: Annotated[int, _says("residual chunks in flight", ge=1, le=limits.CHUNK_WINDOW_MAX)] = (
         limits.CHUNK_WINDOW
     )

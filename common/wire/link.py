@@ -137,6 +137,7 @@ class Link:
             raise LocalProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
         if isinstance(frame, ext.Hello3) and not epoch:
             raise LocalProtocolError("HELLO3 needs an epoch other than 0")
+        self._check_shape(frame, LocalProtocolError)
         buffers = encode(self.channel, frame, epoch=epoch or self.epoch, seq=self._seq_sent + 1)
         n_bytes = sum(len(buffer) for buffer in buffers)
         if n_bytes > self.peer_bytes_max:
@@ -181,7 +182,7 @@ class Link:
             self._count_seq(stamp.seq)
         frame = decode(self.channel, raw.type, body)
         following = self._follow(self.role.other, frame, RemoteProtocolError)
-        self._check_shape(frame)
+        self._check_shape(frame, RemoteProtocolError)
         arrived = self._book(frame, now, len(raw.payload))
         self._note(frame)
         self.phase = following
@@ -219,14 +220,12 @@ class Link:
             raise RemoteProtocolError(f"frame {seq} came after frame {self._seq_seen}: there is a gap")
         self._seq_seen = seq
 
-    def _check_shape(self, frame: Frame) -> None:
+    def _check_shape(self, frame: Frame, error: type[OutriggerError]) -> None:
         """Compare a chunk's width with the model's: the codec cannot know it."""
         if isinstance(frame, (base.Chunk, ext.Chunk2)):
             expected = frame.n_tok * self.n_embd * base.DTYPE_BYTES[frame.dtype]
             if frame.residual.n_bytes != expected:
-                raise RemoteProtocolError(
-                    f"{frame.NAME} of {frame.residual.n_bytes} bytes; {frame.n_tok} tokens have {expected}"
-                )
+                raise error(f"{frame.NAME} of {frame.residual.n_bytes} bytes; {frame.n_tok} tokens have {expected}")
 
     # --- both
 

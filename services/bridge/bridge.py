@@ -1,0 +1,151 @@
+"""The bridge's event loop: route "link" (attach, detach, phase), the worker's control channel, and the pump beside it.
+
+Everything here waits and nothing here is hot; residuals pass through services.bridge.pump on a thread of its own. Wires
+the parts together; called by services.bridge.__main__ and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from common.config import BridgeSettings
+from common.errors import LinkDownError, OutriggerError, ServiceError
+from common.log import get_log
+from common.metrics import Metrics
+from common.wire import messages as m
+from common.wire.deadlines import AckClock
+from common.wire.routes import LINK, RESIDUAL, Route
+from services.bridge.control import UNKNOWN, ControlClient
+from services.bridge.pump import Pump
+from services.runtime.bus import BlockingOwner, EventSink, Owner
+
+log = get_log()
+
+REPORT_EVERY_S = 2.0
+PUMP_STOP_S = 1.0
+
+
+class Bridge:
+    """One worker's link. Make it inside the running loop; spawn `parts`, `close` at the end."""
+
+    def __init__(
+        self,
+        settings: BridgeSettings,
+        metrics: Metrics,
+        endpoint: Callable[[Route], str],
+        on_bus_event: EventSink | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._pump_ended = asyncio.Event()
+        self._mac: bytes | None = None
+        self._reported: m.WorkerReported | None = None
+        self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue()
+        self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(1)
+        self._control = ControlClient(settings.worker_host, settings.worker_control_port)
+        self._owner = Owner(LINK, endpoint(LINK), on_event=on_bus_event)
+        self.pump = Pump(
+            BlockingOwner(RESIDUAL, endpoint(RESIDUAL), on_event=on_bus_event),
+            (settings.worker_host, settings.worker_port),
+            metrics,
+            boot_id=secrets.randbits(63),
+            tell=lambda event: self._from_pump(self._told.put_nowait, event),
+            gone=lambda: self._from_pump(self._told.put_nowait, None),
+            ended=lambda: self._from_pump(self._pump_ended.set),
+            make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
+        )
+
+    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs beside each other on the loop, by name. The pump starts with them."""
+        self.pump.start()
+        return {
+            "listener": self._listen(),
+            "teller": self._tell(),
+            "reporter": self._report(),
+            "phases": self._show(),
+            "pump watch": self._watch_pump(),
+        }
+
+    async def close(self) -> None:
+        """Answer what is under way with LinkFailed, close the link and the bus."""
+        self._closing = True
+        await asyncio.to_thread(self.pump.stop, PUMP_STOP_S)
+        await self._control.close()
+        await self._owner.close()
+
+    async def _listen(self) -> None:
+        async for received in self._owner:
+            match received.message:
+                case m.AttachWorker(hello=hello):
+                    self._mac, self._reported = received.peer, None
+                    self.pump.attach(hello)
+                case m.DetachWorker():
+                    self.pump.detach()
+                case m.ShowPhase() as phase:
+                    if self._phases.full():
+                        self._phases.get_nowait()  # only the newest matters
+                    self._phases.put_nowait(phase)
+
+    async def _tell(self) -> None:
+        """What the pump found out, to whoever attached last; None: the mac process cannot be reached any more."""
+        while True:
+            event = await self._told.get()
+            if event is None:
+                self._forget_mac("it does not take answers")
+            else:
+                await self._send(event)
+
+    async def _report(self) -> None:
+        """The worker's memory and heat when they change; by sending it, learn whether the mac process is there."""
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            if self._mac is None:
+                continue
+            try:
+                report = await self._control.report()
+                self._metrics.set("worker_thermal_state", report.thermal)
+            except OutriggerError as error:
+                report = UNKNOWN
+                if self._reported != UNKNOWN:
+                    log.info("worker control channel silent", error=str(error))
+            self._reported = report
+            await self._send(report)
+
+    async def _show(self) -> None:
+        while True:
+            phase = await self._phases.get()
+            try:
+                await self._control.show(phase)
+            except OutriggerError as error:
+                log.debug("phase not shown", phase=phase.phase, error=str(error))
+
+    async def _watch_pump(self) -> None:
+        """A pump that ended by itself is the end of the process: somebody must start a new one."""
+        await self._pump_ended.wait()
+        if not self._closing:
+            raise ServiceError("the bridge's data thread ended; its log says why")
+
+    def _from_pump(self, do: Callable[..., Any], *values: Any) -> None:
+        """Called on the pump's thread: do something on the loop, if that still runs."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(do, *values)
+
+    async def _send(self, message: m.LinkUp | m.LinkDown | m.WorkerReported) -> None:
+        if self._mac is None:
+            return
+        try:
+            await self._owner.send(message, to=self._mac)
+        except LinkDownError as error:
+            self._forget_mac(str(error))
+
+    def _forget_mac(self, why: str) -> None:
+        """The mac process vanished: the worker's mirror is of no use to anybody."""
+        if self._mac is not None:
+            log.warning("mac is gone", reason=why)
+            self._mac = None
+            self.pump.detach()

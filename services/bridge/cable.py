@@ -1,0 +1,153 @@
+"""One connection to the worker's residual port, from connect to its end; non-blocking, one thread.
+
+Bytes and time in, frames out: `turn` does what the socket allows now and returns what arrived. All that goes wrong is
+raised as an OutriggerError that says what happened; the owner, services.bridge.pump, then throws the cable away. Knows
+nothing of the bus, and opens no payload.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any
+
+from common.errors import LinkDeadlineError, LinkDownError, LinkError
+from common.metrics import Metrics
+from common.wire.deadlines import AckClock
+from common.wire.frames import HEADER, RESIDUAL, Frame
+from common.wire.link import Arrived, Link, Pending, Refused, Role
+from common.wire.stream import FrameReader, FrameWriter
+from services.bridge.translate import byte_kind
+
+CONNECT_S_MAX = 3.0
+RECV_TURNS_MAX = 64
+"""Reads from the socket before the thread looks at the bus again."""
+
+
+class Cable:
+    """A connection to `address`, a (host, port). `link` is its protocol state; `connected` once TCP is up."""
+
+    def __init__(
+        self, address: tuple[str, int], metrics: Metrics, now: float, clock: AckClock | None = None
+    ) -> None:
+        self.link = Link(Role.HOST, clock=clock)
+        self.connected = False
+        self.last_heard = now
+        self._address = f"{address[0]}:{address[1]}"
+        self._metrics = metrics
+        self._connect_by = now + CONNECT_S_MAX
+        self._reader = FrameReader(RESIDUAL.magic, self.link.bytes_max)
+        self._writer = FrameWriter()
+        self._sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self._sock.setblocking(False)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            code = self._sock.connect_ex(address)
+        except OSError as error:  # a name that does not resolve
+            self._sock.close()
+            raise LinkDownError(f"cannot find the worker's address {address[0]}: {error.strerror}") from error
+        if code not in (0, errno.EINPROGRESS):
+            self._sock.close()
+            raise self._cannot_connect(os.strerror(code))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the thread should wake when the socket can be written."""
+        return not self.connected or bool(self._writer)
+
+    def due_at(self) -> float | None:
+        """When `check` would next find fault."""
+        return self.link.due_at() if self.connected else self._connect_by
+
+    def check(self, now: float) -> None:
+        """Raise LinkDeadlineError when the connection or the oldest answer is overdue."""
+        if not self.connected:
+            if now > self._connect_by:
+                raise self._cannot_connect(f"no answer within {CONNECT_S_MAX:g} s")
+            return
+        oldest = self.link.pending[0] if self.link.pending else None
+        if oldest is not None and now > oldest.due_at:
+            raise LinkDeadlineError(
+                f"the worker did not answer {oldest.request.NAME} within {oldest.due_at - oldest.sent_at:.1f} s"
+            )
+
+    def send(self, frame: Frame, now: float, *, epoch: int = 0, tag: Any = None) -> None:
+        """Queue a frame and send what the socket takes. Raises LocalProtocolError, LinkError."""
+        buffers = self.link.send(frame, now, epoch=epoch, tag=tag)
+        n_bytes = sum(len(buffer) for buffer in buffers)
+        self._metrics.add("link_bytes_total", n_bytes, direction="out", kind=byte_kind(frame.TYPE))
+        self._writer.add(buffers)
+        self._flush()
+
+    def turn(self, now: float) -> list[Arrived]:
+        """Send and receive what is possible now; the frames that arrived, in order."""
+        if not self.connected:
+            code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise self._cannot_connect(os.strerror(code))
+            try:
+                self._sock.getpeername()
+            except OSError:
+                return []  # still connecting
+            self.connected = True
+        self._flush()
+        return self._receive(now)
+
+    def _cannot_connect(self, why: str) -> LinkDownError:
+        return LinkDownError(
+            f"cannot connect to the worker at {self._address}: {why}; is `outrigger worker` running?"
+        )
+
+    def _flush(self) -> None:
+        try:
+            while self._writer and self.connected:
+                self._writer.advance(self._sock.sendmsg(self._writer.buffers()))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # What the worker said before it closed may still be readable, and says more than "broken pipe".
+            self._last_words(error)
+
+    def _receive(self, now: float) -> list[Arrived]:
+        arrived: list[Arrived] = []
+        for _ in range(RECV_TURNS_MAX):
+            try:
+                n = self._sock.recv_into(self._reader.buffer())
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise LinkDownError(
+                    f"the link to {self._address} broke: {error.strerror or error}"
+                ) from error
+            if n == 0:
+                if arrived:
+                    break  # they come first; the next turn finds the end again
+                raise LinkDownError(f"the worker at {self._address} closed the link")
+            self.last_heard = now
+            for raw in self._reader.advance(n):
+                kind, n_bytes = byte_kind(raw.type), HEADER.size + len(raw.payload)
+                self._metrics.add("link_bytes_total", n_bytes, direction="in", kind=kind)
+                event = self.link.receive(raw, now)
+                if isinstance(event, Arrived):
+                    arrived.append(event)
+                elif isinstance(event, Refused):
+                    raise event.error
+        return arrived
+
+    def _last_words(self, cause: OSError) -> None:
+        """After a failed send: raise LinkError, with the worker's complaint if it left one."""
+        text = cause.strerror or str(cause)
+        for event in self._receive(self.last_heard):
+            text = getattr(event.frame, "text", text)
+        raise LinkError(f"the link to {self._address} broke: {text}", cause="down")
+
+    def abandon(self) -> list[Pending]:
+        """Close the connection. Returns the requests that will not be answered, oldest first."""
+        self._sock.close()
+        pending = list(self.link.pending)
+        self.link.pending.clear()
+        return pending

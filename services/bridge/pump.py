@@ -1,0 +1,341 @@
+"""The bridge's data thread: requests of the mac process to the cable, answers back, and the life of the link.
+
+One thread owns the bus socket of route "residual" and the connection to the worker, so nothing here is locked: it
+waits for either (or for a command of the bridge's loop), moves what can be moved, and looks at the clock. Every request
+is answered exactly once: by the worker, or by LinkFailed the moment the link is lost. It knows no tensors; what a frame
+means is translate's and greeting's business, what the socket does is cable's.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from common.errors import (
+    LinkDeadlineError,
+    LinkDownError,
+    LinkError,
+    LocalProtocolError,
+    OutriggerError,
+    StaleEpochError,
+    WorkerRefusedError,
+)
+from common.limits import CHUNK_WINDOW_MAX
+from common.log import get_log
+from common.metrics import Metrics
+from common.wire import base_frames as base
+from common.wire import extension_frames as ext
+from common.wire import messages as m
+from common.wire.deadlines import AckClock
+from common.wire.frames import Frame
+from common.wire.layout import Payload
+from common.wire.link import Arrived
+from services.bridge import greeting, translate
+from services.bridge.cable import Cable
+from services.bridge.retry import REFUSED_S, Backoff
+from services.runtime.bus import BlockingOwner
+from services.runtime.conversation import Received
+
+log = get_log()
+
+GREETING_S_MAX = 20.0
+"""The worker greets on its compute thread, maybe behind the last chunk of a host that left."""
+PING_DATA = bytes(16)
+PINGS_AT_START = 9
+PING_EVERY_S = 5.0
+PONG_S_MAX = 3.0
+WAITING_MAX = 2 * CHUNK_WINDOW_MAX
+"""Requests that wait until the link may carry them; one more is refused."""
+
+
+class Pump(threading.Thread):
+    """Serves one worker address. `attach`, `detach` and `stop` may be called from any thread.
+
+    On this thread it calls tell with each LinkUp and LinkDown, gone when the mac process cannot be reached any more,
+    and ended at its end.
+    """
+
+    def __init__(
+        self,
+        owner: BlockingOwner,
+        address: tuple[str, int],
+        metrics: Metrics,
+        *,
+        boot_id: int,
+        tell: Callable[[m.LinkUp | m.LinkDown], None],
+        gone: Callable[[], None],
+        ended: Callable[[], None],
+        make_clock: Callable[[], AckClock] = AckClock,
+    ) -> None:
+        super().__init__(name="pump", daemon=True)
+        self._owner, self._address, self._metrics = owner, address, metrics
+        self._boot_id, self._tell, self._gone, self._ended = boot_id, tell, gone, ended
+        self._make_clock = make_clock
+        self._wake, self._waker = socket.socketpair()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._running = True
+        self._hello: m.LinkHello | None = None
+        self._cable: Cable | None = None
+        self._up = False
+        self._epoch = 0
+        self._lives = 0
+        self._greet_by = 0.0
+        self._retry_at: float | None = None
+        self._backoff = Backoff()
+        self._told = ""
+        self._waiting: deque[Received] = deque()
+        self._pinged_at: float | None = None
+        self._next_ping = 0.0
+        self._round_trips: list[float] = []
+
+    # --- from other threads
+
+    def attach(self, hello: m.LinkHello) -> None:
+        """Open the link for this model and keep it open; an earlier one is closed."""
+        self._command(lambda: self._attach(hello))
+
+    def detach(self) -> None:
+        """Close the link and stay closed."""
+        self._command(lambda: self._attach(None))
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; requests at hand are answered with LinkFailed."""
+        self._command(self._end)
+        self.join(timeout_s)
+
+    def _command(self, do: Callable[[], None]) -> None:
+        self._commands.append(do)
+        self._waker.send(b"\0")
+
+    # --- the loop
+
+    def run(self) -> None:
+        try:
+            while self._running:
+                self._step()
+        except BaseException:
+            log.exception("pump failed")
+            raise
+        finally:
+            self._owner.close()
+            self._wake.close()
+            self._waker.close()
+            self._ended()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        due = [at for at in (self._retry_at, self._due_at()) if at is not None]
+        timeout_s = max(0.0, min(due) - now) if due else None
+        cable = self._cable
+        sockets = [self._wake] if cable is None else [self._wake, cable]
+        ready = self._owner.wait(timeout_s, *sockets, writers=[cable] if cable and cable.wants_write else [])
+        if self._wake in ready:
+            self._wake.recv(4096)
+        while self._commands:
+            self._commands.popleft()()
+        if cable is not None and cable is self._cable:
+            self._guarded(lambda: self._serve_cable(cable, cable in ready))
+        while (received := self._owner.recv(0)) is not None:
+            self._ask(received)
+        if self._cable is None and self._retry_at is not None and time.monotonic() >= self._retry_at:
+            self._connect()
+
+    def _due_at(self) -> float | None:
+        """When the link needs attention although nothing arrives."""
+        if self._cable is None:
+            return None
+        due = [at for at in (self._cable.due_at(),) if at is not None]
+        if self._cable.connected and not self._up:
+            due.append(self._greet_by)
+        if self._pinged_at is not None:
+            due.append(self._pinged_at + PONG_S_MAX)
+        elif self._up and self._cable.link.idle:
+            due.append(self._next_ping)
+        return min(due, default=None)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Run `do`; whatever goes wrong with the link ends this life of it."""
+        try:
+            do()
+        except OutriggerError as error:
+            self._lose(error)
+
+    def _serve_cable(self, cable: Cable, ready: bool) -> None:
+        now = time.monotonic()
+        was_connected = cable.connected
+        if ready:
+            for event in cable.turn(now):
+                self._take(event, now)
+                if self._cable is not cable:
+                    return  # the mac process vanished while it was answered
+        if cable.connected and not was_connected:
+            self._greet_by = now + GREETING_S_MAX
+            cable.send(greeting.greeting(self._hello, self._boot_id), now, epoch=self._epoch)
+        cable.check(now)
+        if cable.connected and not self._up and now > self._greet_by:
+            raise LinkDeadlineError(f"the worker did not greet within {GREETING_S_MAX:g} s")
+        if self._pinged_at is not None and now > self._pinged_at + PONG_S_MAX:
+            raise LinkDeadlineError(f"the worker did not answer a PING within {PONG_S_MAX:g} s")
+        self._ping_if_idle(cable, now)
+        self._send_waiting()
+
+    # --- what arrives from the worker
+
+    def _take(self, event: Arrived, now: float) -> None:
+        frame = event.frame
+        if event.request is not None:
+            received: Received = event.request.tag
+            answer, arrays = translate.to_answer(received.message, frame, now - event.request.sent_at)
+            self._reply(received.peer, answer, arrays)
+        elif isinstance(frame, ext.Hello3Ok):
+            self._peer = greeting.accepted(self._hello, frame)
+            self._round_trips = []
+        elif isinstance(frame, base.Pong):
+            self._took_pong(now)
+        elif isinstance(frame, base.Ping):
+            self._cable.send(base.Pong(Payload(bytes(min(frame.reply_len, 4096)))), now)
+        elif isinstance(frame, base.Bye):
+            raise LinkDownError("the worker said goodbye")
+        elif isinstance(frame, (ext.Err2, base.Err)):
+            raise self._complaint(frame)
+
+    def _complaint(self, frame: Frame) -> OutriggerError:
+        """The worker speaks of the connection as a whole and will close it."""
+        if isinstance(frame, base.Err):
+            return greeting.base_peer(frame.text)
+        assert isinstance(frame, ext.Err2)
+        error = WorkerRefusedError(f"the worker says {frame.text}", cause=translate.CAUSES.get(frame.code))
+        error.code = frame.code
+        return error
+
+    def _took_pong(self, now: float) -> None:
+        round_trip_s, self._pinged_at = now - self._pinged_at, None
+        self._metrics.observe("link_rtt_seconds", round_trip_s)
+        self._next_ping = now + PING_EVERY_S
+        if not self._up:
+            self._round_trips.append(round_trip_s)
+            if len(self._round_trips) == PINGS_AT_START:
+                self._link_up()
+
+    def _ping_if_idle(self, cable: Cable, now: float) -> None:
+        """Measure the round trip: a few times before the link counts as up, then now and then when nothing runs."""
+        if not cable.link.idle or self._pinged_at is not None or self._waiting:
+            return
+        if not self._up or now >= self._next_ping:
+            self._pinged_at = now
+            cable.send(base.Ping(len(PING_DATA), Payload(PING_DATA)), now)
+
+    # --- what arrives from the mac process
+
+    def _ask(self, received: Received) -> None:
+        message = received.message
+        if self._up and message.link_epoch == self._epoch and len(self._waiting) < WAITING_MAX:
+            self._waiting.append(received)
+            self._guarded(self._send_waiting)
+            return
+        if not self._up:
+            error: LinkError = LinkDownError(self._told or "no worker is attached")
+        elif message.link_epoch != self._epoch:
+            self._metrics.add("link_frames_dropped_total", reason="stale_epoch")
+            error = StaleEpochError(
+                f"the request is of link epoch {message.link_epoch}; now it is {self._epoch}"
+            )
+        else:
+            error = LinkError(f"{len(self._waiting)} requests wait already", cause="order")
+        self._reply(received.peer, translate.failed(message, error), ())
+
+    def _send_waiting(self) -> None:
+        """Put on the cable what the link's window has room for, in order."""
+        while self._waiting and self._up:
+            received = self._waiting[0]
+            frame = translate.to_frame(received.message, received.frames)
+            if not self._cable.link.room(type(frame)):
+                return
+            self._waiting.popleft()
+            try:
+                self._cable.send(frame, time.monotonic(), tag=received)
+            except LocalProtocolError as error:  # a request that cannot be said; the link is unharmed
+                self._reply(received.peer, translate.failed(received.message, error), ())
+
+    def _reply(self, peer: bytes, answer: m.BridgeToMacData, arrays: tuple[memoryview, ...]) -> None:
+        try:
+            self._owner.send(answer, *arrays, to=peer)
+        except LinkDownError as error:
+            log.warning("mac is gone", error=str(error))
+            self._attach(None)
+            self._gone()
+
+    # --- the life of the link
+
+    def _attach(self, hello: m.LinkHello | None) -> None:
+        if self._cable is not None:
+            self._close(LinkDownError("the link was closed" if hello is None else "the link was opened anew"))
+        self._hello, self._told = hello, ""
+        self._backoff.reset()
+        self._retry_at = None if hello is None else time.monotonic()
+
+    def _connect(self) -> None:
+        self._retry_at = None
+        if not self._address[0]:
+            self._down(LinkDownError("no worker is configured (OUTRIGGER_WORKER_HOST)"), final=True)
+            return
+        self._epoch = max(self._epoch + 1, time.time_ns())
+        try:
+            self._cable = Cable(self._address, self._metrics, time.monotonic(), self._make_clock())
+        except OutriggerError as error:
+            self._lose(error)
+
+    def _link_up(self) -> None:
+        rtt_us = 1e6 * statistics.median(self._round_trips)
+        self._up, self._told = True, ""
+        self._lives += 1
+        self._backoff.reset()
+        self._metrics.set("worker_up", 1)
+        self._metrics.set("worker_epoch", self._lives)
+        log.info("link up", epoch=self._epoch, device=self._peer.device, rtt_us=round(rtt_us, 1))
+        self._tell(m.LinkUp(self._epoch, self._peer, rtt_us))
+
+    def _lose(self, error: OutriggerError) -> None:
+        """This life of the link ended by `error`: answer everything, tell it, and plan the next attempt."""
+        final = not self._up and greeting.is_final(error)
+        self._close(error)
+        if self._hello is None:
+            return
+        wait_s = REFUSED_S if final else self._backoff.next_s()
+        self._retry_at = time.monotonic() + wait_s
+        self._down(error, final=final)
+
+    def _down(self, error: OutriggerError, *, final: bool) -> None:
+        if str(error) == self._told:
+            return  # the same complaint again: one line is enough
+        self._told = str(error)
+        log.warning(
+            "link down", epoch=self._epoch, cause=translate.cause_of(error), final=final, error=self._told
+        )
+        self._tell(m.LinkDown(self._epoch, translate.cause_of(error), self._told, final))
+
+    def _close(self, error: OutriggerError) -> None:
+        """Drop the connection; every request that is in flight or waits is answered with LinkFailed now."""
+        cable, self._cable, self._up, self._pinged_at = self._cable, None, False, None
+        self._metrics.set("worker_up", 0)
+        if cable is None:
+            return
+        counts = cable.link.counts
+        for reason in ("stale_epoch", "bad_hash"):
+            self._metrics.add("link_frames_dropped_total", counts[reason], reason=reason)
+        if cable.connected:
+            with suppress(OutriggerError):
+                cable.send(base.Bye(), time.monotonic())
+        unanswered = [pending.tag for pending in cable.abandon()] + list(self._waiting)
+        self._waiting.clear()
+        for received in unanswered:
+            self._reply(received.peer, translate.failed(received.message, error), ())
+
+    def _end(self) -> None:
+        self._attach(None)
+        self._running = False
