@@ -112,12 +112,21 @@ class TailMirror:
         )
 
     def sync(self, sections: list[RowSection], flags: int, n_valid_after: int) -> None:
-        """Take over rows and states the mirror lacks. All or nothing."""
+        """Take over rows and states the mirror lacks. All or nothing.
+
+        A long push comes in pieces, and recurrent states with its last one only. Until then the attention layers run
+        ahead and n_valid stays, so that a push which never ends has changed nothing.
+        """
         for section in sections:
             needs = ROWS_KV if section.kind <= KIND_V else ROWS_STATE
             if not flags & needs:
                 raise EngineError(f"{section} came, and flags {flags} do not announce it")
-        self.span.import_rows(sections, n_valid_after)
+        if flags & ROWS_STATE or not self.has_recurrent:
+            self.span.import_rows(sections, n_valid_after)
+            return
+        for layer in sorted({section.layer for section in sections}):
+            rows = [section for section in sections if section.layer == layer]
+            self.engine.span(layer, layer + 1).import_rows(rows, n_valid_after)
 
     def snapshot(self, n: int) -> None:
         """Keep the recurrent states at n, which must be n_valid. Raises PositionError."""

@@ -65,7 +65,6 @@ def desk(engines):
     host, far = engines
     layer = SPLIT_LAYERS["qwen35"]
     host.span(0, host.spec.n_layer_full).truncate(0)
-    far.span(layer, far.spec.n_layer_full).truncate(0)
     twin = TailTwin(far, layer)
     desk = Desk(host, twin, layer)
     desk.twin = twin

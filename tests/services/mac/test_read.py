@@ -36,7 +36,6 @@ class Rig:
         self.sequence = HeldSequence(host, self.layer)
         self.sequence.forget()
         self.twin = TailTwin(far, self.layer)
-        self.twin.span.truncate(0)
         self.rows = TailRows(host.spec, self.layer, host.spec.n_layer_full)
         self.tickets, self.epochs = itertools.count(1), itertools.count(1)
         self.failures: list[LinkError] = []
@@ -157,6 +156,19 @@ def test_only_rows_the_mirror_lacks_are_pushed(rig):
     n_attention = sum(rig.oracle.spec.kind(i) == "attention" for i in range(rig.layer, rig.rows.last))
     states = sum(s.n_bytes for s in rig.sequence.parts[1].export_rows(0, 0, kv=False, state=True))
     assert push.blob_bytes - n_attention * rows - states < 1024
+
+
+def test_a_long_push_in_pieces_gives_the_same_bits(rig, monkeypatch):
+    """The worker comes late: everything read so far has to be pushed, here one ubatch at a time."""
+    monkeypatch.setattr("services.mac.mirror.PUSH_BYTES_MAX", 1)
+    story = tokens(2304)
+    rig.check(story[:1600], worker="absent")
+    read = rig.check(story)
+    pushes = [message for message in rig.twin.asked if isinstance(message, m.PushRows)]
+    assert [push.n_valid_after for push in pushes] == list(range(256, read.plan.start + 1, 256))
+    assert read.plan.start == 1536 and read.plan.n_remote
+    whole_state = m.ROWS_KV | m.ROWS_STATE if rig.rows.has_recurrent else m.ROWS_KV
+    assert [push.flags for push in pushes] == [m.ROWS_KV] * 5 + [whole_state]
 
 
 def spoil_nth(n, how):

@@ -1,6 +1,7 @@
 """The far end of route "residual" in this process: a second engine runs the tail in a thread, behind the same channel.
 
-The in-memory twin of bridge, cable and worker, for tests of the pipeline. `spoil` may change or swallow each answer.
+The in-memory twin of bridge and cable around the worker's real mirror, for tests of the pipeline. `spoil` may change or
+swallow each answer.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import Any
 import numpy as np
 
 from common.engine.engine import Engine
-from common.errors import LinkDownError
+from common.errors import LinkDownError, OutriggerError
 from common.wire import messages as m
 from common.wire.rows import decode_rows, encode_rows
+from device.mirror import TailMirror
 
 Spoil = Callable[[m.Message, bytes], tuple[m.Message, bytes] | None]
 
 
 class TailTwin:
-    """A ResidualChannel whose other end is a real LayerSpan over layers [split_layer, n)."""
+    """A ResidualChannel whose other end is the worker's own TailMirror over layers [split_layer, n)."""
 
     def __init__(self, engine: Engine, split_layer: int) -> None:
-        self.span = engine.span(split_layer, engine.spec.n_layer_full)
-        self._engine = engine
+        self.mirror = TailMirror(engine)
+        self.mirror.attach(split_layer)
         self.spoil: Spoil | None = None
         self.down = False
         self.tokens_run = 0
@@ -56,7 +58,11 @@ class TailTwin:
     def _serve(self) -> None:
         while (item := self._inbox.get()) is not None:
             message, arrays = item
-            answer, blob = self._answer(message, arrays)
+            try:
+                answer, blob = self._answer(message, arrays)
+            except OutriggerError as error:
+                failed = m.LinkFailed(message.link_epoch, message.ticket, error.code, "refused", str(error))
+                answer, blob = failed, b""
             if self.spoil is not None:
                 spoiled = self.spoil(answer, blob)
                 if spoiled is None:
@@ -65,41 +71,20 @@ class TailTwin:
             self._outbox.put(SimpleNamespace(message=answer, frames=(memoryview(blob),)))
 
     def _answer(self, message: m.Message, arrays: list[bytes]) -> tuple[m.Message, bytes]:
-        epoch, ticket = message.link_epoch, message.ticket
-        try:
-            match message:
-                case m.RunChunk():
-                    return self._run(message, arrays[0])
-                case m.RewindMirror(n=n):
-                    n = n if n == self.span.n_valid or not self._recurrent else 0
-                    self.span.truncate(min(n, self.span.n_valid))
-                case m.PushRows(n_valid_after=n):
-                    self._push(decode_rows(arrays[0]), n)
-        except Exception as error:
-            return m.LinkFailed(epoch, ticket, 400, "refused", str(error)), b""
-        return m.MirrorAt(epoch, ticket, self.span.n_valid), b""
-
-    @property
-    def _recurrent(self) -> bool:
-        spec = self._engine.spec
-        return any(spec.kind(layer) == "recurrent" for layer in range(self.span.first, self.span.last))
+        match message:
+            case m.RunChunk():
+                return self._run(message, arrays[0])
+            case m.RewindMirror(n=n):
+                self.mirror.rewind(n)
+            case m.PushRows(flags=flags, n_valid_after=n):
+                self.mirror.sync(decode_rows(arrays[0]), flags, n)
+        return m.MirrorAt(message.link_epoch, message.ticket, self.mirror.n_valid), b""
 
     def _run(self, ask: m.RunChunk, residual: bytes) -> tuple[m.Message, bytes]:
         rows = np.frombuffer(residual, np.float32).reshape(ask.n_tokens, ask.n_embd)
         started = time.perf_counter()
-        self.span.run(rows, ask.position)
+        ran = self.mirror.run(rows, ask.position, ask.want)
         ms = (time.perf_counter() - started) * 1000
         self.tokens_run += ask.n_tokens
-        sections = self.span.export_rows(
-            ask.position, ask.position + ask.n_tokens, kv=True, state=bool(ask.want & m.WANT_STATE)
-        )
-        blob = bytes(encode_rows(sections).joined())
+        blob = bytes(encode_rows(ran.sections).joined())
         return m.ChunkDone(ask.link_epoch, ask.ticket, ask.n_tokens, ms, 0.0, ms, len(blob)), blob
-
-    def _push(self, sections: list[Any], n: int) -> None:
-        complete = not self._recurrent or any(s.kind > 1 for s in sections)
-        if complete:
-            self.span.import_rows(sections, n)
-            return
-        for layer in {s.layer for s in sections}:
-            self._engine.span(layer, layer + 1).import_rows([s for s in sections if s.layer == layer], n)
