@@ -43,7 +43,7 @@ ROOMS = {
     "services.broker": f"{WORDS} common.wire services.runtime",
     "services.gateway": f"{MODEL} common.wire services.runtime",
     "services.mac": f"{ENGINE} services.runtime",
-    "services.launch": f"{WORDS} common.wire services {FAR_END}",
+    "services.launch": f"{MODEL} common.wire services {FAR_END}",
     "services.bench": f"{ENGINE} services {FAR_END}",
     "services.cli": f"{ENGINE} services {FAR_END}",
 }
