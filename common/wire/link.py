@@ -92,7 +92,8 @@ class Link:
         self._seq_sent = 0
         self._seq_seen = 0
         self._base_seq = 0
-        self._pings = 0
+        self._pings_out = 0  # sent and not answered
+        self._pings_in = 0  # received and not answered
         self._heard_extension = False
 
     # --- questions
@@ -135,6 +136,8 @@ class Link:
         full = request and not self.room(type(frame))
         if full or (isinstance(frame, base.Ping) and self.pending):
             raise LocalProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
+        if isinstance(frame, base.Pong) and not self._pings_in:
+            raise LocalProtocolError("PONG without PING")
         if isinstance(frame, ext.Hello3) and not epoch:
             raise LocalProtocolError("HELLO3 needs an epoch other than 0")
         self._check_shape(frame, LocalProtocolError)
@@ -146,7 +149,8 @@ class Link:
             self._settle(frame, LocalProtocolError)
         self.epoch = epoch or self.epoch
         self._seq_sent += frame.stamped
-        self._pings += isinstance(frame, base.Ping)
+        self._pings_out += isinstance(frame, base.Ping)
+        self._pings_in -= isinstance(frame, base.Pong)
         if request:
             self._pend(type(frame), getattr(frame, "n_tok", 0), self._seq_sent, now, n_bytes, tag)
         self._note(frame)
@@ -190,10 +194,10 @@ class Link:
 
     def _book(self, frame: Frame, now: float, n_bytes: int) -> Arrived:
         """Enter a request that came, or settle the one that `frame` answers."""
-        if isinstance(frame, base.Pong):
-            if not self._pings:
-                raise RemoteProtocolError("PONG without PING")
-            self._pings -= 1
+        if isinstance(frame, base.Pong) and not self._pings_out:
+            raise RemoteProtocolError("PONG without PING")
+        self._pings_out -= isinstance(frame, base.Pong)
+        self._pings_in += isinstance(frame, base.Ping)
         if type(frame) not in ANSWERS:
             answered = self._settle(frame, RemoteProtocolError) if self.role is Role.HOST else None
             return Arrived(frame, self._seq_seen, answered)
@@ -225,7 +229,9 @@ class Link:
         if isinstance(frame, (base.Chunk, ext.Chunk2)):
             expected = frame.n_tok * self.n_embd * base.DTYPE_BYTES[frame.dtype]
             if frame.residual.n_bytes != expected:
-                raise error(f"{frame.NAME} of {frame.residual.n_bytes} bytes; {frame.n_tok} tokens have {expected}")
+                raise error(
+                    f"{frame.NAME} of {frame.residual.n_bytes} bytes; {frame.n_tok} tokens have {expected}"
+                )
 
     # --- both
 
