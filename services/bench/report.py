@@ -28,7 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import ServiceError
+from common.errors import OutriggerError
 from services.bench.machine import CHECKOUT, commit_text, machine_text
 
 FIGURE_NAME = re.compile(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
@@ -36,8 +36,8 @@ TABLE_COLUMNS_MIN = 110
 """Width when the output is not a terminal: a table in a log file should not wrap."""
 
 
-class NotMeasuredError(ServiceError):
-    """What a figure claims to measure did not take part, or the figure is not a number."""
+class NotMeasuredError(OutriggerError):
+    """What a figure claims to measure did not take part, or the figure is not a number. The command exits with 1."""
 
 
 class Report:

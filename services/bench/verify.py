@@ -10,14 +10,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import ServiceError
 from common.model.embedded import embedded_model
 from common.model.spec import ModelSpec
 from common.model.split import plan_split
 from common.model.synthetic import ensure_preset
 from common.wire import messages as m
 from services.bench.client import Answer
-from services.bench.report import Report
+from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig, Seat
 from services.bench.texts import natural_tokens
 
@@ -120,7 +119,7 @@ def _compare(what: str, right: Answer, found: Answer, report: Report, totals: To
 def _with_a_kill(rig: Rig, split: Seat, path: Path, n_tokens: int) -> list[tuple[str, Answer]]:
     """Kill the worker while it computes; then start it again and read with it once more.
 
-    Raises ServiceError when the kill came too late to hit the read, or the worker is not used afterwards.
+    Raises NotMeasuredError when the kill came too late to hit the read, or the worker is not used afterwards.
     """
     prompt = natural_tokens(path, KILL_LENGTH, skip=60_000)
     started_s = time.monotonic()
@@ -130,11 +129,11 @@ def _with_a_kill(rig: Rig, split: Seat, path: Path, n_tokens: int) -> list[tuple
     rig.processes.kill(f"{split.name}-worker")
     killed = split.client.finish(request_id, started_s)
     if not killed.report.fallbacks:
-        raise ServiceError(f"the worker was killed too late: the read of {KILL_LENGTH} tokens was over")
+        raise NotMeasuredError(f"the worker was killed too late: the read of {KILL_LENGTH} tokens was over")
     rig.restart_worker(split)
     time.sleep(REST_S)
     rig.wait_ready(split)
     back = split.client.generate(natural_tokens(path, 900, skip=90_000), n_tokens)
     if not back.report.tokens_worker:
-        raise ServiceError(f"a worker that came back was not used: {back.report.bypass_reason}")
+        raise NotMeasuredError(f"a worker that came back was not used: {back.report.bypass_reason}")
     return [("killed", killed), ("back", back)]

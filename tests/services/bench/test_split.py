@@ -1,0 +1,79 @@
+"""Aim: the split bench prints a figure only when the read did what the figure is about, and computes it from medians.
+Method: readings are made by hand as a host would report them; the processes are run by the bench itself."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.wire.messages import ReadReport, UbatchTimes
+from services.bench.client import Answer
+from services.bench.report import NotMeasuredError, Report
+from services.bench.split import Case, Readings, Seat, _check, _split_layers, add_figures
+
+CASE = Case("m", Path("m.gguf"), (20, 16), (0,), n_rounds=3)
+PROMPT = np.zeros(2048, np.int32)
+ALONE, SPLIT = Seat("alone", 0, None), Seat("split20", 20, None)
+
+
+def stages(head_s, worker_s, tail_s):
+    remote = [UbatchTimes(256 * i, 256, 0.0, head_s=head_s, worker_s=worker_s) for i in range(7)]
+    return (*remote, UbatchTimes(1792, 256, 0.0, head_s=head_s, tail_s=tail_s))
+
+
+def answer(seat, read_s, **changes):
+    remote = 1792 if seat.split_layer else 0
+    report = ReadReport(0, 2048 - remote, remote, stages=stages(1.0, 0.6 if remote else 0.0, 0.6))
+    return Answer((1, 2, 3, 4), msgspec.structs.replace(report, **changes), read_s, read_s)
+
+
+def readings():
+    made = Readings(CASE, 0, {0: [], 20: [], 16: []}, others=[0.0])
+    for alone_s, forty_s, half_s in ((16.0, 11.0, 9.0), (17.0, 10.0, 10.0), (50.0, 60.0, 8.0)):
+        made.answers[0].append(answer(ALONE, alone_s))
+        made.answers[20].append(answer(SPLIT, forty_s))
+        made.answers[16].append(answer(replace(SPLIT, split_layer=16), half_s))
+    return made
+
+
+def test_figures_are_ratios_of_medians(tmp_path):
+    report = Report("split", "m", results_folder=tmp_path, out=io.StringIO(), err=io.StringIO())
+    add_figures(report, readings())
+    assert report.figures["m.d0.speedup_40_64"] == pytest.approx(17 / 11)
+    assert report.figures["m.d0.speedup_best_2k"] == pytest.approx(17 / 9)
+    assert report.figures["m.d0.best_split"] == 16
+    # Bound: eight heads of 1 s and the last tail of 0.6 s.
+    assert report.figures["m.d0.pipeline_efficiency"] == pytest.approx(8.6 / 11)
+
+
+@pytest.mark.parametrize(
+    "seat, changes, words",
+    [
+        (SPLIT, {"tokens_worker": 0, "bypass_reason": "rested"}, "rested"),
+        (SPLIT, {"tokens_worker": 1536}, "expected 1792"),
+        (SPLIT, {"fallbacks": ("down",)}, "failed"),
+        (SPLIT, {"tokens_cache": 256}, "reused"),
+        (ALONE, {"tokens_worker": 1792}, "expected 0"),
+    ],
+)
+def test_a_read_that_did_something_else_is_refused(seat, changes, words):
+    made = Readings(CASE, 0, {0: [answer(ALONE, 1.0)], 20: []})
+    _check(made, seat, answer(seat, 1.0), PROMPT)
+    with pytest.raises(NotMeasuredError, match=words):
+        _check(made, seat, answer(seat, 1.0, **changes), PROMPT)
+
+
+def test_other_tokens_are_refused():
+    made = Readings(CASE, 0, {0: [answer(ALONE, 1.0)], 20: []})
+    with pytest.raises(NotMeasuredError, match="other tokens"):
+        _check(made, SPLIT, replace(answer(SPLIT, 1.0), token_ids=(1, 2, 3, 5)), PROMPT)
+
+
+@pytest.mark.parametrize("n_layer, quick, layers", [(30, False, (18, 15, 14)), (32, True, (20, 16))])
+def test_the_split_layers_tried(n_layer, quick, layers):
+    assert _split_layers(n_layer, quick) == layers
