@@ -163,3 +163,11 @@ def test_every_setting_is_explained_with_its_source(tmp_path):
     assert sources["host.n_ctx"] == "default"
     values = {row.key.path: row.value for row in rows}
     assert values["host.model"] == str(Path.cwd() / "m.gguf")
+
+
+def test_the_host_leaves_half_of_the_cores_to_a_worker_beside_it():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert load_settings(environ={}).host.n_threads == max(1, cores // 2)
+    assert load_settings(environ={"OUTRIGGER_SPLIT": "off"}).host.n_threads == cores
+    assert load_settings(environ={"OUTRIGGER_WORKER_HOST": "169.254.1.1"}).host.n_threads == cores
+    assert load_settings(environ={"OUTRIGGER_SPLIT": "off", "OUTRIGGER_THREADS": "1"}).host.n_threads == 1

@@ -1,0 +1,116 @@
+"""Aim: the command teaches, starts at once, and says what is wrong in one line with the right exit code.
+
+Method: `outrigger` as a process, with good and bad flags, settings and files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[3]
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIGGER_")}
+
+
+def outrigger(*arguments: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli.main", *arguments],
+        env=CLEAN | {"PYTHONPATH": str(ROOT)} | environ,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_lists_every_command_and_imports_none():
+    code = (
+        "import sys; from services.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(set(sys.modules) & {'numpy', 'zmq', 'llama_cpp', 'aiohttp', 'structlog', 'supervisor'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert all(name in done.stdout for name in COMMANDS)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name):
+    done = outrigger(name, "--help")
+    assert done.returncode == 0
+    assert "Usage: outrigger" in done.stdout
+
+
+def test_versions_of_everything_that_matters():
+    done = outrigger("--version")
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert done.returncode == 0
+    for name in (
+        "outrigger",
+        "python",
+        "bus protocol",
+        "cable protocol",
+        "llama-cpp-python",
+        "ggml",
+        "pyzmq",
+    ):
+        assert rows[name].strip() and "cannot" not in rows[name], name
+    assert outrigger("version").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "code", "said"),
+    [
+        (
+            ["run", "--n-ctx", "1000"],
+            {},
+            2,
+            "outrigger: host.n_ctx = 1000 (flag --n-ctx): it must be an integer from 512",
+        ),
+        (["run"], {"OUTRIGGER_HTTP_PORTS": "1"}, 2, "did you mean OUTRIGGER_HTTP_PORT?"),
+        (["run"], {"OUTRIGGER_CONFIG": "absent.toml"}, 2, "OUTRIGGER_CONFIG: there is no file absent.toml"),
+        (["config", "check"], {"OUTRIGGER_SPLIT": "maybe"}, 2, "it must be one of off, on"),
+        (["rnu"], {}, 2, "No such command 'rnu'"),
+    ],
+)
+def test_a_bad_setting_is_one_sentence_and_code_2(arguments, environ, code, said):
+    done = outrigger(*arguments, **environ)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_model_is_one_sentence(tmp_path):
+    done = outrigger(
+        "run", "--model", str(tmp_path / "absent.gguf"), "--port", "0", OUTRIGGER_DATA_DIR=str(tmp_path)
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("outrigger: there is no model file")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_debug_keeps_the_trace(how):
+    flags, environ = (["--debug"], {}) if how == "flag" else ([], {"OUTRIGGER_DEBUG": "1"})
+    done = outrigger(*flags, "config", "check", OUTRIGGER_SPLIT="maybe", **environ)
+    assert "Traceback" in done.stderr
+    assert "SettingError" in done.stderr
+
+
+def test_settings_are_shown_with_their_source_and_secrets_hidden(tmp_path):
+    (tmp_path / "outrigger.toml").write_text("[host]\nn_ctx = 1024\n")
+    done = outrigger("config", "show", cwd=tmp_path, OUTRIGGER_API_KEY="a-secret", OUTRIGGER_HTTP_PORT="9000")
+    assert done.returncode == 0
+    assert "n_ctx = 1024\n" in done.stdout
+    assert "OUTRIGGER_N_CTX; from: " in done.stdout
+    assert "from: environment variable OUTRIGGER_HTTP_PORT" in done.stdout
+    assert "a-secret" not in done.stdout
+    assert "<hidden>" in done.stdout
+    assert "settings are good" in outrigger("config", "check", cwd=tmp_path).stdout
