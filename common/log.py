@@ -80,4 +80,5 @@ def _discreet(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mu
         elif isinstance(value, str) and len(value) > TEXT_MAX:
             event[key] = f"{value[:TEXT_MAX]}... ({len(value)} characters)"
     # What every line has comes first, so that a column of lines can be read.
-    return {key: event.pop(key) for key in FIRST_KEYS if key in event} | event
+    first = {key: event.pop(key) for key in FIRST_KEYS if key in event}
+    return {**first, **event}

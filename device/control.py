@@ -123,7 +123,7 @@ class ControlServer:
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
         self._open = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     @property
@@ -166,14 +166,15 @@ class ControlServer:
         await self._wake()
         await asyncio.sleep(0.05)  # the last lines leave
         for task in [*self._tasks, self._main]:
-            if task is not asyncio.current_task():
+            if task is not None and task is not asyncio.current_task():
                 task.cancel()
 
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep(self, task: asyncio.Task[Any] | None) -> None:
+        assert task is not None, "called from a task"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -139,7 +140,7 @@ class TailService:
                 f"give both ends the same model"
             )
         self.mirror.attach(hello.split_layer)
-        values = dict(
+        values: dict[str, Any] = dict(
             proto=base.PROTO,
             state_format=base.STATE_FORMAT_ROWS,
             layer_start=spec.layer_start,

@@ -144,10 +144,10 @@ def ctype_of(declaration: str) -> type | None:
     return _SCALARS[first]
 
 
-def parse_prototypes(text: str) -> dict[str, tuple[type | None, list[type]]]:
+def parse_prototypes(text: str) -> dict[str, tuple[type | None, list[type | None]]]:
     """Reads C prototypes: name -> (result type, argument types). KeyError on a type that is not declared above."""
     text = re.sub(r"//[^\n]*", "", text)
-    signatures = {}
+    signatures: dict[str, tuple[type | None, list[type | None]]] = {}
     for statement in text.split(";"):
         prototype = " ".join(statement.split())
         if not prototype:

@@ -25,7 +25,7 @@ N_TENSORS_MAX = 65_536
 N_KEYS_MAX = 65_536
 _HEAD = struct.Struct("<4sIqq")
 _STRING, _ARRAY = 8, 9
-_SCALARS = (
+_SCALARS: tuple[Any, ...] = (
     C.c_uint8, C.c_int8, C.c_uint16, C.c_int16, C.c_uint32, C.c_int32, C.c_float, C.c_bool, None, None,
     C.c_uint64, C.c_int64, C.c_double,
 )  # fmt: skip

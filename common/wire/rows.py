@@ -107,7 +107,7 @@ def decode_rows(blob: Buffer) -> list[RowSection]:
             raise RemoteProtocolError(f"ROWS blob ends in section {len(sections)} of {n_sections}")
         numbers = ROWS_SECTION.unpack(view[at:])
         at += ROWS_SECTION.size
-        section = RowSection(*numbers, data=b"")
+        section = RowSection(*numbers, data=b"")  # type: ignore[misc]
         try:
             _check(section)
         except FieldError as error:
@@ -116,7 +116,7 @@ def decode_rows(blob: Buffer) -> list[RowSection]:
             raise RemoteProtocolError(
                 f"ROWS blob ends {section.n_bytes - len(view) + at} bytes early in {section}"
             )
-        sections.append(RowSection(*numbers, data=view[at : at + section.n_bytes]))
+        sections.append(RowSection(*numbers, data=view[at : at + section.n_bytes]))  # type: ignore[misc]
         at += section.n_bytes
     if at != len(view):
         raise RemoteProtocolError(f"ROWS blob has {len(view) - at} bytes after its last section")
