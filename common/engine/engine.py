@@ -36,7 +36,8 @@ class Engine:
         self._backend, self._weights = backend, weights
         buffer_type = backend.buffer_type
         self.state = SequenceState(spec, n_ctx, buffer_type)
-        self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), buffer_type)
+        window = spec.sliding.window if spec.sliding else None
+        self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), window, buffer_type)
         self.graphs = GraphCache(backend, weights, self.state, self._inputs)
         self._spans: dict[tuple[int, int], LayerSpan] = {}
         self.graphs.reserve(n_ubatch)

@@ -14,7 +14,8 @@ import numpy as np
 
 from common.errors import EngineError
 from common.ggml.backend import Backend
-from common.ggml.graph import ComputeBuffer, Graph, GraphBuilder
+from common.ggml.builder import GraphBuilder
+from common.ggml.graph import ComputeBuffer, Graph
 from common.ggml.tensor import Tensor
 from common.state.sequence import SequenceState
 
@@ -38,7 +39,7 @@ class PlacedGraph:
     graph: Graph
     result: Tensor | None
     reach: list[Tensor]
-    mask: Tensor | None
+    masks: list[Tensor]
     n_kv: int
 
     def aim(self, n_kv: int) -> None:
@@ -48,8 +49,8 @@ class PlacedGraph:
         self.n_kv = n_kv
         for view in self.reach:
             view.struct.ne[1] = n_kv
-        if self.mask is not None:
-            struct = self.mask.struct
+        for mask in self.masks:
+            struct = mask.struct
             struct.ne[0] = n_kv
             struct.nb[1] = n_kv * struct.nb[0]
             struct.nb[2] = struct.nb[3] = struct.nb[1] * struct.ne[1]
@@ -118,14 +119,16 @@ class GraphCache:
             g.drop()
             raise
         self.n_built += 1
-        return PlacedGraph(g.finish(), result, step.reach, step.mask, n_kv)
+        return PlacedGraph(g.finish(), result, step.reach, list(step.masks.values()), n_kv)
 
     def _chain(self, step: Step) -> Tensor | None:
         """Embedding or residual, the layers, and the output head where the span ends the model."""
         g, n_embd = step.builder, self._spec.n_embd
         if step.first == 0:
             tokens = g.view(self._inputs.tokens, (step.n_tokens,))
-            x: Tensor | None = g.get_rows(self._weights["token_embd.weight"], tokens)
+            embedded = g.get_rows(self._weights["token_embd.weight"], tokens)
+            scale = self._spec.embedding_scale
+            x: Tensor | None = embedded if scale == 1.0 else g.scale(embedded, scale)
         else:
             x = g.view(self._inputs.residual, (n_embd, step.n_tokens))
         build_layer = builder(self._spec.arch)

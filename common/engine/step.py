@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.ggml.graph import GraphBuilder
-from common.ggml.tensor import F16, Tensor
+from common.ggml.builder import GraphBuilder
+from common.ggml.tensor import Tensor
 from common.state.sequence import SequenceState
 from common.wire.rows import KIND_CONV, KIND_K, KIND_RECURRENT, KIND_V
 
@@ -24,8 +24,8 @@ F16_BYTES = 2
 class Step:
     """One graph of `n_tokens` rows through the layers [first, last), with `n_out` rows of logits at the end.
 
-    `n_kv` is the number of cache cells attention reads. `reach` collects the tensors whose extent is n_kv, so that the
-    finished graph can be aimed at a longer cache instead of being built again.
+    `n_kv` is the number of cache cells attention reads. `reach` and `masks` (by layer kind) collect the tensors whose
+    extent is n_kv, so that the finished graph can be aimed at a longer cache instead of being built again.
     """
 
     builder: GraphBuilder
@@ -39,7 +39,7 @@ class Step:
     n_kv: int
     selects_early: bool
     reach: list[Tensor] = field(default_factory=list)
-    _mask: Tensor | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.spec = self.state.spec
@@ -67,9 +67,9 @@ class Step:
         """Looks up the layer's weights by their part name."""
         return lambda part: self.weights[self.spec.tensor_name(layer, part)]
 
-    def rope(self, x: Tensor, mode: int) -> Tensor:
+    def rope(self, layer: int, x: Tensor, mode: int) -> Tensor:
         """Rotates x [head_dim, n_head, n_tokens] by its positions."""
-        spec = self.spec.rope
+        spec = self.spec.rope_of(layer)
         return self.builder.rope(
             x,
             self.inputs.positions_view(self.builder, self.n_tokens),
@@ -101,7 +101,7 @@ class Step:
         """Flash attention of q over the layer's cells [0, n_kv) -> [head_dim * n_head, n_tokens]."""
         g, tensors = self.builder, self.state.layers[layer].tensors
         k, v = (self._window(tensors[kind]) for kind in (KIND_K, KIND_V))
-        out = g.flash_attention(g.permute(q, 0, 2, 1, 3), k, v, self._mask_window(), scale)
+        out = g.flash_attention(g.permute(q, 0, 2, 1, 3), k, v, self._mask(layer), scale)
         return g.reshape(out, self.spec.head_dim * self.spec.n_head, self.n_tokens)
 
     def _window(self, cache: Tensor) -> Tensor:
@@ -111,17 +111,12 @@ class Step:
         self.reach.append(view)
         return view
 
-    def _mask_window(self) -> Tensor:
-        """f16 [n_kv, n_tokens], the same tensor for every layer."""
-        if self._mask is None:
-            self._mask = self.inputs.mask_view(self.builder, self.n_kv, self.n_tokens)
-            assert self._mask.type == F16
-        return self._mask
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The mask's view, if any layer attends."""
-        return self._mask
+    def _mask(self, layer: int) -> Tensor:
+        """f16 [n_kv, n_tokens], the same tensor for every layer of a kind."""
+        kind = self.spec.kind(layer)
+        if kind not in self.masks:
+            self.masks[kind] = self.inputs.mask_view(self.builder, kind, self.n_kv, self.n_tokens)
+        return self.masks[kind]
 
     def recurrent_state(self, layer: int) -> tuple[Tensor, Tensor]:
         """The layer's convolution tail [d_conv-1, n_channels] and state [d_state, d_state, n_head_v]."""

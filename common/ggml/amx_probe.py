@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from .backend import AMX_LAYOUT, Backend, choose_device, extra_layouts
-from .graph import ComputeBuffer, GraphBuilder
+from .builder import GraphBuilder
+from .graph import ComputeBuffer
 from .tensor import F32, Arena, row_bytes
 
 Q8_0 = 8
@@ -19,10 +20,13 @@ N_IN, N_OUT, N_ROWS = 256, 64, 64
 def run_amx_once() -> None:
     """Multiplies a [N_IN, N_OUT] q8_0 weight in the AMX layout with N_ROWS rows."""
     device = choose_device("cpu")
+    layouts = extra_layouts(device)
+    if AMX_LAYOUT not in layouts:
+        raise SystemExit("this build or processor has no AMX layout")
     backend = Backend(device)
     weights, inputs = Arena(1), Arena(1)
     weight, rows = weights.tensor(Q8_0, N_IN, N_OUT), inputs.tensor(F32, N_IN, N_ROWS)
-    weights.allocate(extra_layouts(device)[AMX_LAYOUT], weights=True)
+    weights.allocate(layouts[AMX_LAYOUT], weights=True)
     inputs.allocate(backend.buffer_type)
     weight.write(np.zeros(row_bytes(Q8_0, N_IN) * N_OUT, np.uint8))
     rows.write(np.ones((N_ROWS, N_IN), np.float32))

@@ -254,8 +254,12 @@ class GraphBuilder:
         )
         if sections is None:
             return self._new(lib.ggml_rope_ext, *head, mode, *tail)
-        require(len(sections) == 4 and any(sections), f"rope sections {sections}", a)
-        return self._new(lib.ggml_rope_multi, *head, C.addressof((C.c_int * 4)(*sections)), mode, *tail)
+        require(
+            len(sections) == 4 and 0 < sum(sections) <= a.ne[0] and min(sections) >= 0,
+            f"rope sections {sections}",
+            a,
+        )
+        return self._new(lib.ggml_rope_multi, *head, (C.c_int * 4)(*sections), mode, *tail)
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         """Attention of q [head_dim, n_tokens, n_head] over k and v [head_dim, n_kv, n_head_kv].

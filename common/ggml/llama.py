@@ -1,4 +1,4 @@
-"""The one door to libllama: loads it once, keeps it quiet, remembers what it complained about.
+"""The one door to libllama: loads it once and keeps it quiet.
 
 libllama serves three things here and nothing else: the vocabulary (vocabulary.py), the samplers (sampler.py) and the
 stock model that our engine is compared with (stock.py). Graphs are built on ggml directly and do not pass through
@@ -7,9 +7,6 @@ this file. It does not know models, text or tensors.
 
 from __future__ import annotations
 
-import collections
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -18,25 +15,13 @@ from llama_cpp import llama_cpp as native
 
 from common.errors import ModelError
 
-LOG_LEVEL_WARN = 3
-LOG_LEVEL_CONTINUED = 5
-COMPLAINTS_MAX = 20
+from .log import complaints, forget_complaints, keep_complaint
 
 _lock = Lock()
 _started = False
-_complaints: collections.deque[str] = collections.deque(maxlen=COMPLAINTS_MAX)
-_last_level = 0
 
-
-@native.llama_log_callback
-def _keep_complaint(level: int, text: bytes, _user_data: object) -> None:
-    """Receives every log line of libllama and ggml; keeps warnings and errors for error texts, drops the rest."""
-    global _last_level
-    if level != LOG_LEVEL_CONTINUED:
-        _last_level = level
-    line = text.decode("utf-8", "replace").strip()
-    if line.strip(".") and _last_level >= LOG_LEVEL_WARN:
-        _complaints.append(line)
+# Importing llama_cpp has replaced the process-wide log callback by one that prints and chokes on damaged text.
+native.llama_log_set(keep_complaint, None)
 
 
 def llama() -> ModuleType:
@@ -44,21 +29,9 @@ def llama() -> ModuleType:
     global _started
     with _lock:
         if not _started:
-            native.llama_log_set(_keep_complaint, None)
             native.llama_backend_init()
             _started = True
     return native
-
-
-@contextlib.contextmanager
-def complaints() -> Iterator[list[str]]:
-    """Collects what libllama says inside the block, so that an error can carry the cause it named."""
-    _complaints.clear()
-    heard: list[str] = []
-    try:
-        yield heard
-    finally:
-        heard.extend(_complaints)
 
 
 def require_gguf(path: Path) -> None:
@@ -80,9 +53,8 @@ def load_model_native(path: Path, params: object) -> int:
     Raises ModelError carrying the last lines libllama wrote about it.
     """
     require_gguf(path)
-    with complaints() as heard:
-        model = llama().llama_model_load_from_file(str(path).encode(), params)
+    forget_complaints()
+    model = llama().llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        cause = "; ".join(heard[-3:]) or "no reason given"
-        raise ModelError(f"the model file {path} could not be loaded: {cause}")
+        raise ModelError(f"the model file {path} could not be loaded: {complaints('no reason given')}")
     return model

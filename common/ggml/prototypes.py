@@ -64,6 +64,7 @@ ggml_tensor * ggml_rope_ext(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b
 ggml_tensor * ggml_rope_multi(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c, int
     n_dims, int sections[GGML_MROPE_SECTIONS], int mode, int n_ctx_orig, float freq_base, float
     freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+ggml_tensor * ggml_geglu_split(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_swiglu_split(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_silu(ggml_context * ctx, ggml_tensor * a);
 ggml_tensor * ggml_sigmoid(ggml_context * ctx, ggml_tensor * a);

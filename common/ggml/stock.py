@@ -60,13 +60,15 @@ class StockContext:
         n_threads: int = 1,
         n_ubatch: int = 256,
         flash_attention: bool = True,
+        swa_full: bool = True,
     ) -> None:
+        """swa_full: whether sliding layers keep all rows, as ours do; by default stock drops rows out of sight."""
         api = llama()
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_ubatch, n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = FLASH_ATTENTION_ON if flash_attention else FLASH_ATTENTION_OFF
-        params.swa_full = True
+        params.swa_full = swa_full
         self._model, self._n_ubatch = model, n_ubatch
         self.ptr = api.llama_init_from_model(model.ptr, params)
         if not self.ptr:

@@ -27,12 +27,24 @@ _FFN: dict[str, Shape] = {
     "ffn_up.weight": ("n_embd", "n_ff"),
     "ffn_down.weight": ("n_ff", "n_embd"),
 }
+_HEAD_NORMS: dict[str, Shape] = {"attn_q_norm.weight": ("head_dim",), "attn_k_norm.weight": ("head_dim",)}
 _ATTENTION: dict[str, Shape] = {
     "attn_norm.weight": ("n_embd",),
     "attn_k.weight": ("n_embd", "n_embd_kv"),
     "attn_v.weight": ("n_embd", "n_embd_kv"),
     "attn_output.weight": ("n_embd_q", "n_embd"),
 }
+_GEMMA3 = (
+    _ATTENTION
+    | _FFN
+    | _HEAD_NORMS
+    | {
+        "attn_q.weight": ("n_embd", "n_embd_q"),
+        "post_attention_norm.weight": ("n_embd",),
+        "ffn_norm.weight": ("n_embd",),
+        "post_ffw_norm.weight": ("n_embd",),
+    }
+)
 ARCHITECTURES: dict[str, dict[str, dict[str, Shape]]] = {
     "llama": {
         "attention": _ATTENTION
@@ -42,10 +54,9 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Shape]]] = {
     "qwen35": {
         "attention": _ATTENTION
         | _FFN
+        | _HEAD_NORMS
         | {
             "attn_q.weight": ("n_embd", "n_embd_q_gate"),
-            "attn_q_norm.weight": ("head_dim",),
-            "attn_k_norm.weight": ("head_dim",),
             "post_attention_norm.weight": ("n_embd",),
         },
         "recurrent": _FFN
@@ -63,6 +74,7 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Shape]]] = {
             "ssm_out.weight": ("d_inner", "n_embd"),
         },
     },
+    "gemma3": {"attention": _GEMMA3, "sliding": _GEMMA3},
 }
 F32_ONLY = frozenset({"ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"})
 

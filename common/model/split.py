@@ -1,11 +1,12 @@
 """Where a model is cut in two, and the file that holds its tail.
 
 `plan_split` decides and touches nothing; `write_tail` cuts and decides nothing. A tail file is an ordinary GGUF of the
-layers [layer, n): its blocks are numbered from 0, and three keys say where they belong:
+layers [layer, n): its blocks are numbered from 0, and these keys say where they belong:
 
     split.layer_start    u32  the model's number of block 0
     split.n_layer_full   u32  layers of the whole model
     split.no_head        u32  1 when the output head was left out
+    split.cycle          u32  layers after which the kinds repeat; only beside flags that name each layer's kind
 
 With its head, a tail also loads in stock llama.cpp, which asks for a token_embd.weight and computes logits with it when
 there is no output.weight. So the one matrix a tail's head needs, the output's, is stored under that name and no second
@@ -166,6 +167,11 @@ def _metadata(spec: ModelSpec, source: dict[str, Any], plan: SplitPlan, head: bo
         kept[f"{spec.arch}.attention.recurrent_layers"] = [
             spec.kind(layer) == "recurrent" for layer in plan.tail
         ]
+    if spec.sliding is not None:
+        kept[f"{spec.arch}.attention.sliding_window_pattern"] = [
+            spec.kind(layer) == "sliding" for layer in plan.tail
+        ]
+        kept["split.cycle"] = spec.cycle  # those flags took the place of the key that said it
     return dict(
         sorted(kept.items())
     )  # a tail of a tail has the same bytes as one cut straight from the model

@@ -46,7 +46,9 @@ class SequenceState:
 
     def _declare(self, layer: int) -> dict[int, Tensor]:
         tensor, spec = self._arena.tensor, self.spec
-        if spec.kind(layer) == "attention":
+        if (
+            spec.kind(layer) != "recurrent"
+        ):  # a sliding layer keeps all its rows too: any of them can be truncated to
             rows = (F16, spec.n_embd_kv, self.n_ctx)
             return {KIND_K: tensor(*rows, name=f"K {layer}"), KIND_V: tensor(*rows, name=f"V {layer}")}
         r = spec.recurrent

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import llama, qwen35
+from . import gemma3, llama, qwen35
 
 if TYPE_CHECKING:
     from common.engine.step import Step
     from common.ggml.tensor import Tensor
 
 LayerBuilder = Callable[["Step", int, "Tensor"], "Tensor | None"]
-_BUILDERS: dict[str, LayerBuilder] = {"llama": llama.build_layer, "qwen35": qwen35.build_layer}
-SELECTS_EARLY = {"llama": True, "qwen35": False}
+_BUILDERS: dict[str, LayerBuilder] = {
+    "llama": llama.build_layer,
+    "qwen35": qwen35.build_layer,
+    "gemma3": gemma3.build_layer,
+}
+SELECTS_EARLY = {"llama": True, "qwen35": False, "gemma3": True}
 """Where stock picks the rows it wants logits of: after the last layer's attention, or after the output norm."""
 
 

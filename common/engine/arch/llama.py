@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from common.ggml.graph import ROPE_NORMAL
+from common.ggml.builder import ROPE_NORMAL
 
 if TYPE_CHECKING:
     from common.engine.step import Step
@@ -26,7 +26,7 @@ def build_layer(step: Step, layer: int, x: Tensor) -> Tensor | None:
     q = g.reshape(g.matmul(weight("attn_q.weight"), a), d, n_head, n)
     k = g.reshape(g.matmul(weight("attn_k.weight"), a), d, n_head_kv, n)
     v = g.reshape(g.matmul(weight("attn_v.weight"), a), d, n_head_kv, n)
-    q, k = step.rope(q, ROPE_NORMAL), step.rope(k, ROPE_NORMAL)
+    q, k = step.rope(layer, q, ROPE_NORMAL), step.rope(layer, k, ROPE_NORMAL)
     step.keep_rows(layer, q, k, v)
     if step.is_over(layer):
         return None

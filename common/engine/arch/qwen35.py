@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from common.ggml.graph import ROPE_INTERLEAVED_SECTIONS
+from common.ggml.builder import ROPE_INTERLEAVED_SECTIONS
 
 if TYPE_CHECKING:
     from common.engine.step import Step
@@ -46,7 +46,7 @@ def _attention(step: Step, layer: int, a: Tensor) -> Tensor | None:
     q = g.norm(g.view(q_gate, (d, n_head, n), (head, token)), weight("attn_q_norm.weight"), spec.eps)
     k = g.norm(g.reshape(k, d, n_head_kv, n), weight("attn_k_norm.weight"), spec.eps)
     v = g.reshape(v, d, n_head_kv, n)
-    q, k = step.rope(q, ROPE_INTERLEAVED_SECTIONS), step.rope(k, ROPE_INTERLEAVED_SECTIONS)
+    q, k = step.rope(layer, q, ROPE_INTERLEAVED_SECTIONS), step.rope(layer, k, ROPE_INTERLEAVED_SECTIONS)
     step.keep_rows(layer, q, k, v)
     if step.is_over(layer):
         return None
