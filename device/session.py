@@ -30,6 +30,7 @@ SEND_S_MAX = 30.0
 """A client that takes no byte for so long is given up."""
 GREETING_S_MAX = 10.0
 PING_DATA = b"still there?"
+LOOK_S = 0.01
 
 
 class Session:
@@ -151,21 +152,30 @@ class Session:
     # --- life
 
     def answers(self, wait_s: float) -> bool:
-        """Whether the client is alive: it has requests running, or it answers a PING within wait_s."""
-        if self.closed:
-            return False
-        with self._state_lock:
-            phase, idle = self._link.phase, self._link.idle
-        if phase is not Phase.EXTENDED:
-            return time.monotonic() - self.last_heard < GREETING_S_MAX
-        if not idle:
-            return True
+        """Whether the client is alive: it answers a PING within wait_s, or its requests take longer than that."""
+        if (
+            self._link.phase is not Phase.EXTENDED
+        ):  # not greeted whole, or a base client, which answers no PING
+            return not self.closed and time.monotonic() - self.last_heard < GREETING_S_MAX
+        give_up_at = time.monotonic() + wait_s
         self._pong.clear()
+        pinged = False
+        while not self.closed and time.monotonic() < give_up_at:
+            if not pinged:
+                pinged = self._ping()
+            if self._pong.wait(LOOK_S) and not self.closed:
+                return True
+        return not self.closed and not pinged
+
+    def _ping(self) -> bool:
+        """Send a PING if nothing is unanswered now."""
+        if not self._link.idle:
+            return False
         try:
             self._say(base.Ping(0, Payload(PING_DATA)))
         except LocalProtocolError:
-            return True  # a request came meanwhile
-        return self._pong.wait(wait_s) and not self.closed
+            return False  # a request came meanwhile
+        return True
 
     def close(self, reason: str, *, worth_a_warning: bool = False) -> None:
         """End the connection from any thread; the reader's thread then returns from `serve`."""

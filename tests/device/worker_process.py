@@ -1,0 +1,70 @@
+"""A real worker process for tests: started on free ports, found by its ready line, ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class WorkerProcess:
+    """`link` and `control` are the addresses of its two channels."""
+
+    process: subprocess.Popen[str]
+    link: tuple[str, int]
+    control: tuple[str, int]
+    ready_line: str
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def worker_process(model: Path, *flags: str, n_ctx: int = 1024) -> Iterator[WorkerProcess]:
+    """`python -m device.worker` with `model`; ended at the end, by force if it must be."""
+    command = [
+        sys.executable,
+        "-m",
+        "device.worker",
+        "--model",
+        str(model),
+        "--n-ctx",
+        str(n_ctx),
+        "--threads",
+        "1",
+    ]
+    command += ["--port", "0", "--control-port", "0", *flags]
+    log = (model.parent / "worker.log").open("ab")
+    environ = {**os.environ, "OUTRIGGER_PARENT_PID": str(os.getpid()), "OUTRIGGER_CONFIG": ""}
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        found = re.search(r" ([\d.]+):(\d+), control (\d+)$", line.strip())
+        assert found, f"no ready line but {line!r}; {Path(log.name).read_text()[-2000:]}"
+        host, port, control_port = found.groups()
+        yield WorkerProcess(process, (host, int(port)), (host, int(control_port)), line.strip())
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
+        log.close()
