@@ -53,6 +53,11 @@ REQUESTS_WAITING_MAX = 64
 PROMPT_BYTES_MAX = 16 * MIB
 TOKEN_CREDIT = 256
 """Tokens the host may send before the gateway grants more."""
+CHOICES_MAX = 4
+"""Answers to one prompt."""
+TOP_LOGPROBS_MAX = 20
+LOGIT_BIAS_MAX = 1024
+"""Token ids with a bias in one request."""
 SPLIT_TOKENS_MIN = 513
 """Reads of at most 512 new tokens stay on the host."""
 

@@ -33,6 +33,8 @@ def values_of(hint: object, name: str) -> st.SearchStrategy:
         return instances_of(hint)
     if origin is typing.Literal:
         return st.sampled_from(args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return st.tuples(*(values_of(arg, name) for arg in args))
     if origin is tuple:
         return st.lists(values_of(args[0], name), max_size=3).map(tuple)
     if origin is dict:
