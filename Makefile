@@ -59,7 +59,7 @@ verify: ## same tokens with a worker, without one, and with one that dies mid-re
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) verify $(ARGS)
 
-split: ## write a worker's part of a model: make split ARGS="MODEL -L LAYER OUT"
+split: ## write a worker's part of a model: make split ARGS="MODEL.gguf TAIL.gguf -L 40"
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) split $(ARGS)
 
@@ -90,8 +90,9 @@ chat: ## talk to the model in the terminal (not built yet)
 doctor: ## examine this machine and the cable (not built yet)
 	$(NOT_BUILT)
 
-pages: ## hold old KV pages on the worker (not built yet)
-	$(NOT_BUILT)
+pages: ## page programs, old keys as Core ML programs: make pages ARGS="verify"
+	$(SET_UP) --quiet --with coreml
+	@$(OUTRIGGER) pages $(if $(ARGS),$(ARGS),--help)
 
 dashboards: ## Prometheus and Grafana with our dashboards (not built yet)
 	$(NOT_BUILT)

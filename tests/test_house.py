@@ -5,7 +5,6 @@ Method: the real Makefile run by make, the real documents read from disk.
 
 from __future__ import annotations
 
-import ast
 import re
 import stat
 import subprocess
@@ -14,6 +13,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+from services.cli.main import COMMANDS
 
 TARGETS = (
     "help setup run demo test test-system check laws bench verify drill soak up down status logs chat doctor split "
@@ -61,19 +62,22 @@ def test_what_is_not_built_says_so_and_fails(checkout: Path) -> None:
 
 
 def test_what_is_built_names_commands_that_exist(checkout: Path) -> None:
-    main = ast.parse((checkout / "services/cli/main.py").read_text(encoding="utf-8"))
-    words = {
-        node.value
-        for node in ast.walk(main)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
     called = {
-        word
-        for recipe in recipes(checkout).values()
-        for word in re.findall(r"\$\(OUTRIGGER\) ([a-z]+)", recipe)
+        word for text in recipes(checkout).values() for word in re.findall(r"\$\(OUTRIGGER\) ([a-z-]+)", text)
     }
     assert {"run", "bench", "verify", "split"} <= called
-    assert called <= words
+    assert called <= set(COMMANDS)
+
+
+def test_documents_name_only_commands_and_targets_that_exist(checkout: Path) -> None:
+    """Looks at code spans and code blocks; prose may make or outrigger what it likes."""
+    code = re.compile(r"```.*?```|`[^`]+`", re.S)
+    for document in documents(checkout):
+        text = "\n".join(code.findall(document.read_text(encoding="utf-8")))
+        targets = set(re.findall(r"\bmake ([a-z][a-z-]+)", text))
+        commands = set(re.findall(r"\boutrigger ([a-z][a-z-]+)", text))
+        assert targets <= set(recipes(checkout)), document
+        assert commands <= set(COMMANDS), document
 
 
 def test_the_build_script_runs_the_same_verbs(checkout: Path) -> None:
