@@ -38,6 +38,8 @@ SAY_AFTER_S = 2.0
 """What takes longer is told, and told again as often."""
 LOG_LINES, LOG_LINE_MAX = 6, 300
 """How much of a failed process's log is shown."""
+STOP_S_MAX = 8.0
+"""After this the launch leaves by force, and the supervisor follows it."""
 WORKER_READY = "worker ready"
 """What the worker's log holds once it serves."""
 
@@ -220,7 +222,11 @@ def run_programs(
     async def main() -> int:
         it = Launch(settings, programs, say)
         loop = asyncio.get_running_loop()
-        guard = Guard("outrigger", lambda _: loop.call_soon_threadsafe(it.stopping.set), stop_s=8.0)
+
+        def stop(_reason: str) -> None:
+            loop.call_soon_threadsafe(it.stopping.set)
+
+        guard = Guard("outrigger", stop, stop_s=STOP_S_MAX)
         guard.start()
         try:
             return await it.run(lock, ready)

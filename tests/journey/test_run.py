@@ -91,7 +91,7 @@ def test_what_it_prints_can_be_pasted_and_the_worker_reads_along(folder, smollm2
                 ["sh", "-c", pasted], capture_output=True, text=True, timeout=ANSWER_S, check=True
             )
             assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-        answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(110)))
+        answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(64)))
         assert answer["usage"]["prompt_tokens"] > 600
         assert answer["outrigger"]["tokens_worker"] >= 512
         assert len(run.pids()) == 6, "the command, the supervisor, gateway, mac, bridge and worker"

@@ -73,7 +73,7 @@ class _AsyncChannel(Channel):
         frames = self.conversation.pack(message, arrays, to)
         prefix = [to] if to else []
         # With NOBLOCK the future is done when it is returned: number and send cannot be torn apart.
-        future = self._socket.send_multipart([*prefix, *frames], flags=zmq.NOBLOCK, copy=False)
+        future: Any = self._socket.send_multipart([*prefix, *frames], flags=zmq.NOBLOCK, copy=False)
         if not future.done():
             # Another task waits for room on this socket, and pyzmq put us behind it: there is no room now.
             future.cancel()
