@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from common.errors import EngineError
 from common.limits import UBATCH_TOKENS
 
 
@@ -17,11 +16,12 @@ def cut(position: int, n_tokens_total: int) -> list[tuple[int, int]]:
     """Cuts the read of positions [position, n_tokens_total) into ubatches (first position, rows).
 
     `position` is a grid point. Only the read of a single token from a grid point has a one-row ubatch; a caller that
-    can start one grid point earlier should (see canonical_end). Raises EngineError.
+    can start one grid point earlier should (see canonical_end). ValueError otherwise.
     """
     if position < 0 or position % UBATCH_TOKENS or position >= n_tokens_total:
-        raise EngineError(
-            f"a read starts at a multiple of {UBATCH_TOKENS} before its end, not at {position} of {n_tokens_total}"
+        raise ValueError(
+            f"a read starts at a grid point (a multiple of {UBATCH_TOKENS}) before its end, not at {position} of "
+            f"{n_tokens_total}"
         )
     edges = [*range(position, n_tokens_total, UBATCH_TOKENS), n_tokens_total]
     if len(edges) > 2 and edges[-1] - edges[-2] == 1:

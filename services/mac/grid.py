@@ -7,13 +7,14 @@ nothing of layers or engines. Called by services.mac.plan and services.mac.seque
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.engine.grid import canonical_end as canonical_end
+from common.engine.grid import cut
 from common.limits import UBATCH_TOKENS
 
 
@@ -36,23 +37,9 @@ def grid_floor(position: int) -> int:
 def cut_read(start: int, end: int) -> tuple[Ubatch, ...]:
     """Cut [start, end) at the grid points; a lone last row takes one row from the ubatch before it.
 
-    `start` is a grid point. A read of a single token is the one case that cannot avoid a one-row ubatch.
+    `start` is a grid point (else ValueError). The law itself is common/engine/grid.py's.
     """
-    if start % UBATCH_TOKENS or not start < end:
-        raise ValueError(f"a read starts at a grid point before its end; start {start}, end {end}")
-    cuts = [*range(start, end, UBATCH_TOKENS), end]
-    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
-        cuts[-2] -= 1
-    return tuple(Ubatch(a, b - a) for a, b in itertools.pairwise(cuts))
-
-
-def canonical_end(end: int) -> int:
-    """Last grid point before which a read up to `end` leaves only canonical rows.
-
-    The rows of an unfinished ubatch are not canonical, and neither is an ubatch that gave up a row.
-    """
-    floor = grid_floor(end)
-    return max(0, floor - UBATCH_TOKENS) if end - floor == 1 else floor
+    return tuple(Ubatch(*piece) for piece in cut(start, end))
 
 
 def reuse_limit(n_prompt: int) -> int:
