@@ -194,3 +194,5 @@ class HostStatus(Message, frozen=True):
     worker: WorkerView
     beat: int
     """Grows only when the compute thread itself took a turn: a stuck engine shows here."""
+    kernels: str = ""
+    """Device, memory layouts and threads that compute, in words for people."""

@@ -14,6 +14,7 @@ from common.model.split import write_tail
 from common.wire.messages import HostStatus
 from services.bench.client import HostClient
 from services.bench.processes import Processes, cores, free_port
+from services.bench.report import Report
 
 READY_S_MAX = 120.0
 
@@ -89,6 +90,14 @@ class Rig:
             return not seat.split_layer or status.worker.state == "ready"
 
         self.processes.wait_until(f"{seat.name} to be ready", ready, READY_S_MAX)
+
+    def tell_what_runs(self, report: Report, label: str) -> None:
+        """Have the report say which kernels and layouts compute on each side, as the running processes tell."""
+        for seat in self._seats:
+            status = self.status(seat)
+            report.ran(f"{label} {seat.name}, host", status.kernels)
+            if seat.split_layer:
+                report.ran(f"{label} {seat.name}, worker", status.worker.device)
 
     def __enter__(self) -> Rig:
         return self

@@ -20,7 +20,6 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from common.engine.engine import Engine
 from common.model.embedded import embedded_model
 from common.model.spec import ModelSpec
 from common.model.synthetic import ensure_preset
@@ -115,6 +114,7 @@ def measure(case: Case, report: Report) -> list[Readings]:
         for seat in seats:
             rig.wait_ready(seat)
             seat.client.generate(natural_tokens(case.path, 600, skip=77_000), 1)
+        rig.tell_what_runs(report, case.label)
         return [_measure_depth(case, depth, rig, seats, report) for depth in case.depths]
 
 
@@ -253,8 +253,6 @@ def command(
     everything: list[Readings] = []
     for case in chosen:
         everything += measure(case, report)
-        with Engine.load(case.path, n_ctx=512, n_threads=1) as engine:
-            report.ran(f"{case.label} (host and worker alike)", engine.describe())
     for readings in everything:
         add_figures(report, readings)
     print_table(report, everything)

@@ -86,6 +86,7 @@ def verify_model(label: str, path: Path, report: Report, totals: Totals) -> None
         alone, split = rig.seat_alone(), rig.seat_split(split_layer)
         for seat in (alone, split):
             rig.wait_ready(seat)
+        rig.tell_what_runs(report, label)
         for index, length in enumerate(LENGTHS_QUICK if report.quick else LENGTHS):
             prompt = natural_tokens(path, length, skip=5000 * index)
             right = alone.client.generate(prompt, n_tokens)

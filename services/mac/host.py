@@ -99,6 +99,7 @@ class Host:
             on_link_failure=self._link_failed,
             tally=self._tally,
         )
+        self._kernels = kernels_text(engine)
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
 
@@ -148,6 +149,7 @@ class Host:
             requests_waiting=waiting,
             worker=self._worker.view(),
             beat=self.beat,
+            kernels=self._kernels,
         )
 
     # --- inside
@@ -172,6 +174,16 @@ class Host:
     async def _show_phases(self, tether: Tether) -> None:
         while True:
             await tether.show(await self._phases.get())
+
+
+def kernels_text(engine: Engine) -> str:
+    """What computes, as one line."""
+    told = engine.describe()
+    layouts = " and ".join(f"{count} tensors {layout}" for layout, count in told["weights"].items())
+    return (
+        f"{told['device']} ({told['device_description']}), {told['n_threads']} threads, {told['attention']} attention, "
+        f"{told['kv_type']} rows, weights: {layouts}; ggml {told['ggml']}, wheel {told['wheel']}"
+    )
 
 
 def link_hello(engine: Engine, split_layer: int, window: int) -> m.LinkHello:
