@@ -21,6 +21,7 @@ from device.coreml.page_rows import GGML_F16, PageConstants
 from device.coreml.page_writer import write_page
 from device.coreml.reference import Arithmetic, Program
 from device.coreml.template import find_template
+from device.coreml.threads import one_blas_thread
 
 ARITHMETICS = tuple(
     Arithmetic(accumulator, subnormals)
@@ -108,11 +109,12 @@ CASES: dict[str, Callable[..., tuple[np.ndarray, ...]]] = {
 
 def attend_float64(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """The oracle: normalised outputs [n_head_kv, n_rows, head_dim_v] and log-sum-exp [n_head_kv, n_rows]."""
-    scores = inputs.queries.astype(np.float64) @ inputs.k.astype(np.float64).swapaxes(-1, -2)
-    top = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(axis=-1, keepdims=True)
-    return weights / total @ inputs.v.astype(np.float64), (top + np.log(total))[..., 0]
+    with one_blas_thread():
+        scores = inputs.queries.astype(np.float64) @ inputs.k.astype(np.float64).swapaxes(-1, -2)
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=-1, keepdims=True)
+        return weights / total @ inputs.v.astype(np.float64), (top + np.log(total))[..., 0]
 
 
 def constants_of(geometry: PageGeometry, inputs: Inputs, into: PageConstants | None = None) -> PageConstants:

@@ -23,6 +23,8 @@ COMMANDS = {
     "split": ("services.cli.split:command", "Write a worker's tail file of a model."),
     "synth": ("services.cli.synth:command", "Write a synthetic model."),
     "verify": ("services.cli.verify:command", "Compare answers with and without the worker."),
+    "pages": ("services.cli.pages:command", "Page programs: build templates, look into packages, check pages."),
+    "device-check": ("services.cli.device_check:command", "What this device does with a page program, as one JSON."),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "config": ("services.cli.config:command", "Show and check settings."),
     "version": ("services.cli.version:command", "Versions of everything that matters."),

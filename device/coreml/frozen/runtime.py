@@ -19,6 +19,7 @@ from device.coreml.page_rows import PageConstants
 from device.coreml.page_writer import write_page
 from device.coreml.reference import Arithmetic, Program
 from device.coreml.template import Template
+from device.coreml.threads import one_blas_thread
 
 
 class LoadedPage(Protocol):
@@ -126,7 +127,8 @@ class KernelPage:
         g = self.geometry
         if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (g.n_head_kv, g.head_dim_k):
             raise EngineError(f"queries of shape {queries.shape} do not fit a page of {g}")
-        heads = [self._head(head, queries[head].astype(np.float32)) for head in range(g.n_head_kv)]
+        with one_blas_thread():
+            heads = [self._head(head, queries[head].astype(np.float32)) for head in range(g.n_head_kv)]
         m, l, o = (np.stack(parts) for parts in zip(*heads, strict=True))  # noqa: E741
         return PagePartial(m, l, o)
 

@@ -17,6 +17,7 @@ from common.errors import PackageError, PredictionError
 from device.coreml.reference.arithmetic import Arithmetic
 from device.coreml.reference.ops import OPERATIONS
 from device.coreml.reference.package import ANY, Function, Package, TensorType
+from device.coreml.threads import one_blas_thread
 
 State = dict[str, np.ndarray]
 """The states of one conversation by name; functions of one model that name the same state share it."""
@@ -63,7 +64,10 @@ class Program:
         """
         spec = self._function(function)
         values: dict[str, Any] = {**_features(spec, features), **_states(spec, state)}
-        with np.errstate(all="ignore"):  # infinities and NaN are results here, as they are on the hardware
+        with (
+            one_blas_thread(),
+            np.errstate(all="ignore"),
+        ):  # infinities and NaN are results here, as they are on the hardware
             for op in spec.operations:
                 self._step(spec, op, values, state)
         return {name: values[name] for name in spec.outputs}
