@@ -114,13 +114,19 @@ class Program:
                     if key != "name":
                         arguments[key] = self.package.value(source[key], f"{op.type} {key}")
                     continue
-                found = [
-                    values[b.name] if b.WhichOneof("binding") == "name" else self.package.value(b.value, key)
-                    for b in source[key].arguments
-                ]
+                found = [self._bound(binding, values, op.type, key) for binding in source[key].arguments]
                 found = [flush(v) if isinstance(v, np.ndarray) else v for v in found]
                 arguments[key] = found if key in LIST_INPUTS or len(found) != 1 else found[0]
         return arguments
+
+    def _bound(self, binding: Any, values: dict[str, Any], where: str, key: str) -> Any:
+        if binding.WhichOneof("binding") != "name":
+            return self.package.value(binding.value, key)
+        if binding.name not in values:
+            raise PackageError(
+                f"{self.package.path}: {where} uses {binding.name!r} before anything defines it"
+            )
+        return values[binding.name]
 
     def _computed(self, op: Any, values: dict[str, Any]) -> list[np.ndarray]:
         where = f"{op.type} {op.outputs[0].name!r}" if op.outputs else op.type

@@ -6,6 +6,14 @@ from device.coreml import toolchain
 from device.coreml.reference import Arithmetic, Program
 
 
+def pytest_collection_modifyitems(config, items):
+    """Slow proofs run when they are asked for: -m coreml, as `make verify` does."""
+    if "coreml" not in config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("coreml")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def coremltools():
     """Without the extra every test here is skipped, and says so."""
