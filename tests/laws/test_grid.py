@@ -1,8 +1,8 @@
 """The grid law: what a token's rows are depends on the token ids alone.
 
 First as arithmetic, for reads of any length: where `cut` cuts, and which rows a longer read would compute alike. Then
-with the engine, on a hybrid whose weights are repacked (the layout in which groups of rows round differently): a read split
-at random layers, and a longer read that starts from a shorter one's canonical rows, give the bits of a cold read.
+with the engine, on a hybrid whose weights are repacked (the layout in which groups of rows round differently): a read
+split at random layers, and a longer read that starts from a shorter one's canonical rows, give the bits of a cold read.
 """
 
 from __future__ import annotations
