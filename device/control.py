@@ -84,6 +84,7 @@ class Control:
             **facts.memory(),
             "thermal": thermal,
             "machine": facts.machine(),
+            "phase": self.phase,
             **tail,
             "pa_held": 0,
             "pa_calls": 0,

@@ -101,7 +101,7 @@ class Bridge:
                 await self._send(event)
 
     async def _report(self) -> None:
-        """The worker's memory and heat when they change; by sending it, learn whether the mac process is there."""
+        """The worker's memory and heat, now and then; by sending them, learn whether the mac process is there."""
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
             if self._mac is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 from common.errors import LinkDownError, RemoteProtocolError
@@ -77,5 +78,7 @@ class ControlClient:
 
     async def close(self) -> None:
         if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
+            (_, writer), self._streams = self._streams, None
+            writer.close()
+            with suppress(OSError):  # it may have broken long ago
+                await writer.wait_closed()

@@ -107,6 +107,9 @@ class Pump(threading.Thread):
         """End the thread; requests at hand are answered with LinkFailed."""
         self._command(self._end)
         self.join(timeout_s)
+        if not self.is_alive():
+            self._wake.close()
+            self._waker.close()
 
     def _command(self, do: Callable[[], None]) -> None:
         self._commands.append(do)
@@ -123,8 +126,6 @@ class Pump(threading.Thread):
             raise
         finally:
             self._owner.close()
-            self._wake.close()
-            self._waker.close()
             self._ended()
 
     def _step(self) -> None:

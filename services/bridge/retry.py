@@ -17,7 +17,8 @@ class Backoff:
 
     def __init__(self) -> None:
         self._attempts = 0
-        self._wait = tenacity.wait_exponential_jitter(initial=FIRST_S, max=LONGEST_S, jitter=JITTER_S)
+        growing = tenacity.wait_exponential(multiplier=FIRST_S, max=LONGEST_S)
+        self._wait = growing + tenacity.wait_random(0, JITTER_S)
 
     def reset(self) -> None:
         self._attempts = 0

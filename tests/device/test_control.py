@@ -120,7 +120,7 @@ def test_watch_tells_changes_and_the_end(cases):
             end.greet(case.spec, case.first)
             assert line.read()["state"] == "serving"
             with closing(Line(worker.control)) as other:
-                assert other.ask("mem")["tail_state"] == "idle"
+                assert other.ask("mem")["tail_state"] in ("idle", "computing")
         assert line.read()["state"] == "ready"
         started = time.monotonic()
         worker.signal(signal.SIGTERM)
