@@ -7,6 +7,8 @@ as everywhere: x is [n_tokens, n_embd]. Used by tests and checks only.
     llama    x += attention(norm(x));  x += swiglu(norm(x))
     qwen35   the same; three layers of four have a gated delta net (recurrent) in the place of attention, and attention
              normalises q and k a head and gates its output
+    gemma3   x += norm(attention(norm(x)));  x += norm(geglu(norm(x))); attention normalises q and k a head; five layers
+             of six are sliding: a token sees only the last `window` positions
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from gguf.quants import dequantize
 from common.attention.reference import attend, group_queries, ungroup_rows
 from common.errors import EngineError
 from common.model.gguf import GgufFile
-from common.model.spec import ModelSpec, RecurrentSpec, RopeSpec
+from common.model.spec import ModelSpec, RecurrentSpec
+
+from .formulas import LayerState, gated_delta_net, gelu, rms_norm, rotate, sigmoid, silu
 
 if TYPE_CHECKING:
     from common.engine.span import WantedLogits
@@ -57,16 +61,6 @@ class ReferenceEngine:
 
 
 @dataclass
-class LayerState:
-    """What a layer remembers: keys and values of all positions, or a convolution tail and a state matrix."""
-
-    k: np.ndarray  # [n_positions, n_head_kv, head_dim]
-    v: np.ndarray
-    conv: np.ndarray  # [d_conv - 1, n_channels], inputs of the last tokens
-    matrix: np.ndarray  # [n_head_v, d_state (values), d_state (keys)]
-
-
-@dataclass
 class ReferenceSpan:
     """The counterpart of LayerSpan: the same `run`, no limits on rows."""
 
@@ -91,7 +85,10 @@ class ReferenceSpan:
             raise EngineError(f"rows at {position} after {self.n_valid} positions")
         spec, weights = self.engine.spec, self.engine.weights
         positions = np.arange(position, position + len(rows))
-        x = weights["token_embd.weight"][rows] if self.first == 0 else rows.astype(self.engine.dtype)
+        if self.first == 0:
+            x = weights["token_embd.weight"][rows] * self.engine.dtype.type(spec.embedding_scale)
+        else:
+            x = rows.astype(self.engine.dtype)
         for layer in range(self.first, self.last):
             x = self._layer(layer, x, positions)
         self.n_valid += len(rows)
@@ -109,118 +106,44 @@ class ReferenceSpan:
             for name, weight in self.engine.weights.items()
             if name.startswith(prefix)
         }
-        normed = rms_norm(x, w["attn_norm"], spec.eps)
+        eps, post_norms = spec.eps, spec.arch == "gemma3"
+        normed = rms_norm(x, w["attn_norm"], eps)
         if spec.kind(layer) == "recurrent":
             assert spec.recurrent is not None
-            x = x + gated_delta_net(normed, w, spec.recurrent, spec.eps, state)
+            mixed = gated_delta_net(normed, w, spec.recurrent, eps, state)
         else:
-            x = x + self._attention(normed, w, state, positions)
-        normed = rms_norm(x, w["ffn_norm" if spec.arch == "llama" else "post_attention_norm"], spec.eps)
-        return x + (silu(normed @ w["ffn_gate"].T) * (normed @ w["ffn_up"].T)) @ w["ffn_down"].T
+            mixed = self._attention(layer, normed, w, positions)
+        x = x + (rms_norm(mixed, w["post_attention_norm"], eps) if post_norms else mixed)
+        normed = rms_norm(x, w["post_attention_norm" if spec.arch == "qwen35" else "ffn_norm"], eps)
+        activation = gelu if spec.arch == "gemma3" else silu
+        fed = (activation(normed @ w["ffn_gate"].T) * (normed @ w["ffn_up"].T)) @ w["ffn_down"].T
+        return x + (rms_norm(fed, w["post_ffw_norm"], eps) if post_norms else fed)
 
     def _attention(
-        self, x: np.ndarray, w: dict[str, np.ndarray], state: LayerState, positions: np.ndarray
+        self, layer: int, x: np.ndarray, w: dict[str, np.ndarray], positions: np.ndarray
     ) -> np.ndarray:
-        spec = self.engine.spec
-        n_tokens, gated = len(x), spec.arch == "qwen35"
+        spec, state = self.engine.spec, self.state[layer]
+        n_tokens = len(x)
         q = (x @ w["attn_q"].T).reshape(n_tokens, spec.n_head, -1)
         k = (x @ w["attn_k"].T).reshape(n_tokens, spec.n_head_kv, spec.head_dim)
         v = (x @ w["attn_v"].T).reshape(n_tokens, spec.n_head_kv, spec.head_dim)
         gate: np.ndarray | float = 1.0
-        if gated:
+        if spec.arch == "qwen35":
             q, gate_logit = np.split(q, 2, axis=-1)  # a head's query, then its gate
             gate = sigmoid(gate_logit)
+        if "attn_q_norm" in w:
             q, k = rms_norm(q, w["attn_q_norm"], spec.eps), rms_norm(k, w["attn_k_norm"], spec.eps)
-        factors = self.engine.weights.get("rope_freqs.weight")
-        q, k = (rotate(heads, positions, spec.rope, factors, halves=gated) for heads in (q, k))
+        rope, factors = spec.rope_of(layer), self.engine.weights.get("rope_freqs.weight")
+        q, k = (rotate(heads, positions, rope, factors, halves=spec.arch != "llama") for heads in (q, k))
         if self.engine.kv_f16:
             k, v = k.astype(np.float16), v.astype(np.float16)
         state.k, state.v = (np.concatenate(pair).astype(x.dtype) for pair in ((state.k, k), (state.v, v)))
-        causal = np.arange(len(state.k)) <= positions[:, None]  # [n_tokens, n_keys]
-        visible = np.tile(causal, (spec.n_head // spec.n_head_kv, 1))
-        partial = attend(group_queries(q, spec.n_head_kv), state.k, state.v, spec.head_dim**-0.5, visible)
+        distance = positions[:, None] - np.arange(len(state.k))  # [n_tokens, n_keys]
+        sees = distance >= 0
+        if spec.kind(layer) == "sliding":
+            assert spec.sliding is not None
+            sees &= distance < spec.sliding.window
+        visible = np.tile(sees, (spec.n_head // spec.n_head_kv, 1))
+        partial = attend(group_queries(q, spec.n_head_kv), state.k, state.v, spec.attention_scale, visible)
         o = ungroup_rows(partial.normalised()[0], n_tokens).astype(x.dtype)
         return (o * gate).reshape(n_tokens, -1) @ w["attn_output"].T
-
-
-def gated_delta_net(
-    x: np.ndarray, w: dict[str, np.ndarray], r: RecurrentSpec, eps: float, state: LayerState
-) -> np.ndarray:
-    """x [n_tokens, n_embd] -> [n_tokens, n_embd]; advances the state.
-
-    A value head's state S maps keys to values. Each token lets it decay, corrects what it recalls for the token's key
-    towards the token's value, and reads it with the query:
-
-        S ← e^g S;   S ← S + β (v - S k) kᵀ;   o = S q / √d_state
-    """
-    n_tokens, n_key = len(x), r.n_head_k * r.d_state
-    history = np.concatenate([state.conv, x @ w["attn_qkv"].T])  # [d_conv - 1 + n_tokens, n_channels]
-    taps = (history[j : j + n_tokens] * w["ssm_conv1d"][:, j] for j in range(r.d_conv))
-    mixed = silu(sum(taps))
-    state.conv = history[n_tokens:]
-    q, k, v = (
-        heads.reshape(n_tokens, -1, r.d_state) for heads in np.split(mixed, (n_key, 2 * n_key), axis=-1)
-    )
-    # value head h reads with key head h mod n_head_k
-    q, k = (np.tile(unit(heads, eps), (1, r.n_head_v // r.n_head_k, 1)) for heads in (q, k))
-    beta = sigmoid(x @ w["ssm_beta"].T)  # [n_tokens, n_head_v]
-    decay = np.exp(w["ssm_a"] * softplus(x @ w["ssm_alpha"].T + w["ssm_dt.bias"]))
-    o = np.empty_like(v)
-    for t in range(n_tokens):
-        s = state.matrix * decay[t][:, None, None]
-        correction = beta[t][:, None] * (v[t] - np.einsum("hvk,hk->hv", s, k[t]))
-        state.matrix = s + np.einsum("hv,hk->hvk", correction, k[t])
-        o[t] = np.einsum("hvk,hk->hv", state.matrix, q[t]) * r.d_state**-0.5
-    gate = silu(x @ w["attn_gate"].T).reshape(o.shape)
-    return (rms_norm(o, w["ssm_norm"], eps) * gate).reshape(n_tokens, -1) @ w["ssm_out"].T
-
-
-def rotate(
-    heads: np.ndarray, positions: np.ndarray, rope: RopeSpec, factors: np.ndarray | None, halves: bool
-) -> np.ndarray:
-    """Rotary embedding of the first n_rot elements of each head. heads [n_tokens, n_head, head_dim].
-
-    Pair i turns by position · freq_scale · freq_base^(-2i / n_rot), divided by factors[i] when there are some. Pairs
-    are neighbours (2i, 2i + 1), or with `halves` (i, i + n_rot / 2). With sections, pairs take turns among the position
-    axes time, height and width; text has one position for all three, and pairs beyond the sections stay unturned.
-    """
-    n_pairs = rope.n_rot // 2
-    frequencies = rope.freq_scale * rope.freq_base ** (-np.arange(n_pairs) / n_pairs)
-    if factors is not None:
-        frequencies = frequencies / factors
-    if rope.sections:
-        pair = np.arange(n_pairs) % sum(rope.sections)
-        frequencies = frequencies * (pair < 3 * np.take(rope.sections, pair % 3))
-    angle = positions[:, None, None] * frequencies  # [n_tokens, 1, n_pairs]
-    cos, sin = np.cos(angle).astype(heads.dtype), np.sin(angle).astype(heads.dtype)
-    turned = heads.copy()
-    first = slice(0, n_pairs) if halves else slice(0, rope.n_rot, 2)
-    second = slice(n_pairs, rope.n_rot) if halves else slice(1, rope.n_rot, 2)
-    turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
-    turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
-    return turned
-
-
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x over the root of the mean square of its last axis, times weight."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
-
-
-def unit(x: np.ndarray, eps: float) -> np.ndarray:
-    """x over its length along the last axis."""
-    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + e^-x), without overflow on either side."""
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    """x · sigmoid(x)."""
-    return x * sigmoid(x)
-
-
-def softplus(x: np.ndarray) -> np.ndarray:
-    """log(1 + e^x), without overflow."""
-    return np.logaddexp(0, x)

@@ -24,6 +24,8 @@ BRANCH_GAIN = 2.0
 """Gain of each branch's last matrix, times the root of n_layer: the layers together move the residual about as far
 from the embedding whatever their number."""
 
+ARCHITECTURES = ("qwen35", "llama", "gemma3")
+
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """(generator, n) -> f32 [n]; drawing n and then m gives the same numbers as drawing n + m."""
 
@@ -42,7 +44,7 @@ class Weight:
 class Geometry:
     """Everything that decides the tensor shapes of a synthetic model. Raises ModelError when they cannot fit."""
 
-    arch: str = "qwen35"  # or "llama"
+    arch: str = "qwen35"  # one of ARCHITECTURES
     n_layer: int
     n_embd: int
     n_ff: int
@@ -54,16 +56,22 @@ class Geometry:
     tied: bool = True  # the output multiplies with the embedding
     rope_freq_base: float = 1e7
     eps: float = 1e-6
+    # qwen35 and gemma3: every interval-th layer is full attention, the others are recurrent or sliding
+    interval: int = 4
+    # sliding layers, gemma3 only
+    window: int = 64
+    rope_linear_factor: float = 1.0  # of the layers that do not slide
     # recurrent layers, qwen35 only
-    interval: int = 4  # every interval-th layer is full attention, the others are recurrent
     conv_kernel: int = 4
     state_dim: int = 64
     n_state_group: int = 2  # query and key heads of the recurrent layers
     n_state_head: int = 4  # value heads of the recurrent layers
 
     def __post_init__(self) -> None:
-        if self.arch not in ("qwen35", "llama"):
-            raise ModelError(f"unknown architecture {self.arch!r} of a synthetic model; known: qwen35, llama")
+        if self.arch not in ARCHITECTURES:
+            raise ModelError(
+                f"unknown architecture {self.arch!r} of a synthetic model; known: {', '.join(ARCHITECTURES)}"
+            )
         sizes = {key: value for key, value in vars(self).items() if type(value) is int}
         for key, value in sizes.items():
             if value < 1:
@@ -84,7 +92,7 @@ class Geometry:
     @property
     def n_rot(self) -> int:
         """Leading elements of a head that are rotated."""
-        return self.head_dim if self.arch == "llama" else max(16, self.head_dim // 4)
+        return max(16, self.head_dim // 4) if self.arch == "qwen35" else self.head_dim
 
     @property
     def rope_sections(self) -> tuple[int, int, int, int]:
@@ -109,15 +117,18 @@ class Geometry:
 
     def weights(self) -> Iterator[Weight]:
         """Every tensor, in file order."""
-        # the embedding has unit variance; the output's spread does not depend on whether it is tied
-        yield _matrix("token_embd.weight", self.n_vocab, self.n_embd, math.sqrt(self.n_embd))
+        # the residual begins with unit variance; the output's spread does not depend on whether it is tied
+        embedding_gain = (
+            1.0 if self.arch == "gemma3" else math.sqrt(self.n_embd)
+        )  # gemma3 scales the rows itself
+        yield _matrix("token_embd.weight", self.n_vocab, self.n_embd, embedding_gain)
         for layer in range(self.n_layer):
             for weight in self._layer(layer):
                 yield replace(weight, name=f"blk.{layer}.{weight.name}")
         if self.tied:
             # random signs part the output's directions from the embedding's: with plain weights every token would
             # mostly predict itself
-            yield Weight("output_norm.weight", (self.n_embd,), _signs(LOGIT_STD / math.sqrt(self.n_embd)))
+            yield Weight("output_norm.weight", (self.n_embd,), _signs(LOGIT_STD / embedding_gain))
         else:
             yield Weight("output_norm.weight", (self.n_embd,), _normal(LOGIT_STD, 0.1))
             yield _matrix("output.weight", self.n_vocab, self.n_embd)
@@ -130,13 +141,15 @@ class Geometry:
 
     def _layer(self, layer: int) -> Iterator[Weight]:
         branch = BRANCH_GAIN / math.sqrt(self.n_layer)
-        after = "post_attention_norm.weight" if self.arch == "qwen35" else "ffn_norm.weight"
         yield _norm("attn_norm.weight", self.n_embd)
         if self.is_recurrent(layer):
             yield from self._recurrent(branch)
         else:
             yield from self._attention(branch)
-        yield _norm(after, self.n_embd)
+        if self.arch == "gemma3":  # each branch ends in a norm, whose weights are its gain
+            yield _norm("post_attention_norm.weight", self.n_embd, branch)
+            yield _norm("post_ffw_norm.weight", self.n_embd, branch)
+        yield _norm("post_attention_norm.weight" if self.arch == "qwen35" else "ffn_norm.weight", self.n_embd)
         yield _matrix("ffn_gate.weight", self.n_ff, self.n_embd)
         yield _matrix("ffn_up.weight", self.n_ff, self.n_embd)
         yield _matrix("ffn_down.weight", self.n_embd, self.n_ff, branch)
@@ -144,8 +157,9 @@ class Geometry:
     def _attention(self, branch: float) -> Iterator[Weight]:
         q_dim, kv_dim = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
         sharpen = math.sqrt(SCORE_STD)
-        if self.arch == "qwen35":  # attn_q: per head its query rows, then its gate rows
-            yield _matrix("attn_q.weight", 2 * q_dim, self.n_embd)
+        if self.arch in ("qwen35", "gemma3"):
+            # qwen35: per head its query rows, then its gate rows
+            yield _matrix("attn_q.weight", (2 if self.arch == "qwen35" else 1) * q_dim, self.n_embd)
             yield _matrix("attn_k.weight", kv_dim, self.n_embd)
             yield _norm("attn_q_norm.weight", self.head_dim, sharpen)
             yield _norm("attn_k_norm.weight", self.head_dim, sharpen)
@@ -203,6 +217,13 @@ def _decay(rng: np.random.Generator, n: int) -> np.ndarray:
 PRESETS: dict[str, tuple[Geometry, str]] = {
     "tiny": (
         Geometry(n_layer=8, n_embd=128, n_ff=256, n_head=4, n_head_kv=2, head_dim=32, state_dim=32),
+        "q4_0",
+    ),
+    "tiny-sliding": (
+        Geometry(
+            arch="gemma3", n_layer=12, n_embd=128, n_ff=256, n_head=4, n_head_kv=1, head_dim=64,
+            interval=6, window=64, rope_freq_base=1e6, rope_linear_factor=8.0, n_ctx_train=32_768,
+        ),
         "q4_0",
     ),
     "hybrid-60m": (

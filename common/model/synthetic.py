@@ -132,6 +132,13 @@ def _add_architecture(file: GgufStream, g: Geometry, storage: str, seed: int) ->
             "ssm.time_step_rank": g.n_state_head,
             "ssm.inner_size": g.value_dim,
         }
+    if g.arch == "gemma3":
+        keys |= {
+            "attention.sliding_window": g.window,
+            "attention.sliding_window_pattern": g.interval,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": g.rope_linear_factor,
+        }
     for key, value in keys.items():
         file.add_key(f"{g.arch}.{key}", value)
 

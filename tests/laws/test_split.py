@@ -1,6 +1,6 @@
 """The split law: layers [0, n) here equal layers [0, k) here and [k, n) there.
 
-Random shapes of both architectures, random split points (inside layer cycles too), prompts cut into random ubatches,
+Random shapes of all architectures, random split points (inside layer cycles too), prompts cut into random ubatches,
 one-row ones among them. Three statements: the float64 oracle obeys the law to the bit; the engine obeys it to the bit,
 with the tail read from its own file, for every storage type; and what the engine computes is what the oracle computes.
 """
@@ -24,9 +24,9 @@ from common.model.split import write_tail
 from common.model.synthetic import write_synthetic
 
 # Logits have a spread of 3.3. With f32 weights the engine differs from the oracle by what f16 holds of queries and of
-# attention's sums (2^-11 each), through up to six layers: the worst row of 200 random models was off by 0.009 in the
-# root mean square. A wrong position, mask, state or row shows as 0.1 and more.
-ORACLE_TOLERANCE_RMS = 0.03
+# attention's sums (2^-11 each), through up to six layers: the worst row of 500 random models was off by 0.019 in the
+# root mean square (0.011 llama, 0.007 qwen35). A wrong position, mask, state or row shows as 0.1 and more.
+ORACLE_TOLERANCE_RMS = 0.04
 N_CTX = 256
 WHOLE_BLOCKS = ("f32", "f16", "q8_0", "q4_0")
 
@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn) -> Case:
 
     n_head_kv, n_state_group = pick(1, 2, 3), pick(1, 2)
     geometry = Geometry(
-        arch=draw(st.sampled_from(["llama", "qwen35"])),
+        arch=draw(st.sampled_from(["llama", "qwen35", "gemma3"])),
         n_layer=pick(2, 3, 4, 5, 6),
         n_embd=pick(32, 64, 96),
         n_ff=pick(32, 128),
@@ -65,6 +65,8 @@ def cases(draw: st.DrawFn) -> Case:
         n_vocab=pick(50, 200),
         tied=draw(st.booleans()),
         interval=pick(2, 3, 4),
+        window=pick(1, 7, 32),
+        rope_linear_factor=pick(1, 8),
         state_dim=pick(16, 32, 64),
         n_state_group=n_state_group,
         n_state_head=n_state_group * pick(2, 4),

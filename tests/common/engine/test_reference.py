@@ -1,6 +1,6 @@
 """The NumPy oracle against stock llama.cpp, and against itself: float32, other ubatches, continued reads.
 
-Small models of both architectures with f32 weights, so that nothing but arithmetic differs; every logit row compared.
+Small models of all architectures with f32 weights, so that nothing but arithmetic differs; every logit row compared.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from common.model.synthetic import write_synthetic
 
 # Stock multiplies f16 queries with its f16 cache and, for few rows, sums values in f16: 2^-11 relative, in scores of
 # spread 2.5, through eight layers, on logits of spread 3.3. Measured over six seeds: 0.019 to 0.027 (llama), 0.0034 to
-# 0.0054 (qwen35, two attention layers); a wrong head mapping, rotation or gate is off by 1 and more.
-STOCK_TOLERANCE = 0.06
+# 0.0054 (qwen35, two attention layers), 0.037 to 0.097 (gemma3, whose norms after each branch enlarge small errors). A
+# wrong head mapping, rotation, window or gate is off by 1 and more.
+STOCK_TOLERANCE = {"llama": 0.06, "qwen35": 0.02, "gemma3": 0.25}
 # float64 sums in another order, through eight layers.
 UBATCH_TOLERANCE = 1e-11
 # float32 has 2^-24; the rest is the same amplification.
@@ -28,13 +29,14 @@ FLOAT32_TOLERANCE = 1e-3
 N_TOKENS, N_LAYER = 60, 8
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen35"])
+@pytest.fixture(scope="module", params=list(STOCK_TOLERANCE))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three value heads a key head and three query heads a key/value head, so that a wrong mapping shows."""
     path = tmp_path_factory.mktemp("reference") / f"{request.param}.gguf"
     geometry = Geometry(
         arch=request.param, n_layer=N_LAYER, n_embd=96, n_ff=128, n_head=6, n_head_kv=2, head_dim=64,
         n_vocab=300, state_dim=32, n_state_group=2, n_state_head=6,
+        window=24, rope_linear_factor=8.0,
     )  # fmt: skip
     write_synthetic(geometry, path, storage="f32", seed=3)
     return path
@@ -52,7 +54,7 @@ def test_stock_computes_the_same(model: Path, tokens: np.ndarray) -> None:
     stock.close()
     stock_model.close()
     got = ReferenceEngine(model, kv_f16=True).span(0, N_LAYER).run(tokens, 0, "all")
-    assert np.abs(got - wanted).max() < STOCK_TOLERANCE
+    assert np.abs(got - wanted).max() < STOCK_TOLERANCE[model.stem]
     assert 2.5 < got.std() < 4.5
 
 
