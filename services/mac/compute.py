@@ -1,8 +1,10 @@
-"""The compute thread: takes requests from the queue and performs what `next_step` decides, one small step at a time.
+"""The compute thread: takes requests from the queue into lanes and moves them on, one small step at a time.
 
-It owns the engine and the residual channel; nobody else touches them. It emits events and never waits for whoever
-listens. An error fails the request it happened in and never the process. Policy lives elsewhere: what next in
-`schedule`, who computes in `plan`, what a prefix is worth in `grid`. Started by services.mac.host.
+It owns the engine and the residual channel; nobody else touches them. One request computes at a time: the main lane
+serves any request; the short lane serves a short one while a long one is in the main lane. It emits events and never
+waits for whoever listens. An error fails the request it happened in and never the process. Policy lives elsewhere:
+what next and whose turn in `schedule`, who computes in `plan`, what a prefix is worth in `grid`. Started by
+services.mac.host.
 """
 
 from __future__ import annotations
@@ -12,25 +14,26 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from common.errors import ContextExceededError, LinkDeadlineError, LinkError, OutriggerError, RequestError
+from common.errors import LinkError, OutriggerError, RequestError
 from common.log import bound, get_log
 from common.wire import messages as m
+from services.mac.lane import Emit, Lane
 from services.mac.plan import plan_read
 from services.mac.read import Read
 from services.mac.remote_span import RemoteSpan, ResidualChannel
 from services.mac.requests import Request, RequestQueue
 from services.mac.rows_check import TailRows
-from services.mac.schedule import Step, next_step
+from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step
 from services.mac.sequence import HeldSequence
 from services.mac.tally import Tally
-from services.mac.turn import Turn
 from services.mac.worker import Worker
 
 IDLE_S = 0.25
 """Longest sleep between two beats."""
+WORKER_WAIT_S = 0.1
+"""Longest wait for the worker within one step."""
 
 log = get_log()
-Emit = Callable[[Request, m.Message], None]
 
 
 class Compute:
@@ -45,10 +48,14 @@ class Compute:
         *,
         channel: ResidualChannel | None,
         split_tokens_min: int,
+        short_sequence: Any | None = None,
         on_link_failure: Callable[[LinkError], None] = lambda _error: None,
         tally: Tally | None = None,
     ) -> None:
-        """channel: the residual route, needed when worker.split_layer is set. emit may be called from this thread."""
+        """channel: the residual route, needed when worker.split_layer is set. emit may be called from this thread.
+
+        short_sequence: a further sequence of the engine for the short lane; without one there is no short lane.
+        """
         self.engine, self.queue, self.worker = engine, queue, worker
         self.beat = 0
         self._emit, self._channel = emit, channel
@@ -57,19 +64,22 @@ class Compute:
         self._tally = tally or Tally()
         self._tickets = itertools.count(1)
         self._remote: RemoteSpan | None = None
-        self._sequence = HeldSequence(engine, worker.split_layer)
+        self._balance = Balance()
+        self._main = self._new_lane(engine, self._begin_read)
+        self._short = self._new_lane(short_sequence, self._begin_short_read) if short_sequence else None
+        self._lanes = [lane for lane in (self._main, self._short) if lane]
 
     def run(self) -> None:
-        """Serve until the queue is closed."""
-        while not self.queue.closed:
+        """Serve until the queue is closed, and end what runs then."""
+        while not self.queue.closed or any(lane.turn for lane in self._lanes):
             self.beat += 1
-            request = self.queue.take(IDLE_S)
-            if request is not None:
-                try:
-                    with bound(request_id=request.ask.request_id):
-                        self._serve(request)
-                finally:
-                    self.queue.done()
+            seen = self.queue.changes
+            self._admit()
+            lane = self._next_lane()
+            if lane is None:
+                self.queue.wait(IDLE_S, seen)
+            else:
+                self._advance(lane)
 
     def start(self) -> threading.Thread:
         """Run in a thread of its own."""
@@ -77,81 +87,99 @@ class Compute:
         thread.start()
         return thread
 
-    # --- one request
+    # --- who is in which lane
 
-    def _serve(self, request: Request) -> None:
-        """Serve a request to its end, whatever end that is."""
-        turn = Turn(request, self.queue.clock())
-        try:
-            self._check(request)
-            while not self._step(turn):
-                self.beat += 1
-        except OutriggerError as error:
-            if not isinstance(error, RequestError | LinkError):
-                self._forget()
-            log.warning("request failed", code=error.code, error=str(error))
-            self._fail(request, error.code, str(error))
-        except Exception as error:
-            self._forget()
-            log.exception("request failed unexpectedly")
-            self._fail(request, OutriggerError.code, f"internal error: {type(error).__name__}: {error}")
-        finally:
-            turn.close()
+    def _new_lane(self, sequence: Any, begin_read: Callable[[HeldSequence, Request], Read]) -> Lane:
+        held = HeldSequence(sequence, self.worker.split_layer)
+        return Lane(
+            held, begin_read, self._emit, self._tally, n_ctx=self.engine.n_ctx, clock=self.queue.clock
+        )
 
-    def _check(self, request: Request) -> None:
-        n_prompt = len(request.tokens)
-        if n_prompt > self.engine.n_ctx:
-            raise ContextExceededError(n_prompt, self.engine.n_ctx)
-        if n_prompt == 0:
-            raise RequestError("the prompt is empty; give at least one token", param="prompt")
-        n_vocab = self.engine.spec.n_vocab
-        if request.tokens.min() < 0 or request.tokens.max() >= n_vocab:
-            raise RequestError(f"the prompt holds token ids outside 0 to {n_vocab - 1}", param="prompt")
+    def _admit(self) -> None:
+        """Fill free lanes: whoever outgrew the short lane first, then who waits longest and may go there."""
+        main, short = self._main, self._short
+        if main.turn is None and short and short.step is Step.MOVE:
+            self._guarded(short, lambda: main.take_over(short))
+        if main.turn is None and (request := self.queue.take()):
+            self._enter(main, request)
+        if main.turn and short and short.turn is None and (request := self.queue.take(self._is_short)):
+            self._enter(short, request)
 
-    def _step(self, turn: Turn) -> bool:
-        """Do the next thing; True when the request is over."""
-        request = turn.request
-        match next_step(turn.view(self.engine.n_ctx, self.queue.clock())):
-            case Step.READ:
-                self._read(turn)
-            case Step.DECODE:
-                self._decode(turn)
-            case Step.WAIT:
-                self.queue.wait(IDLE_S)
-            case Step.STOP:
-                return self._finish(turn, "stop")
-            case Step.LENGTH:
-                return self._finish(turn, "length")
-            case Step.CANCELLED:
-                return self._finish(turn, "cancelled")
-            case Step.EXPIRED:
-                late = f"the request's deadline of {request.ask.deadline_s:g} s passed"
-                self._fail(request, LinkDeadlineError.code, late)
-                return True
-        return False
+    def _is_short(self, request: Request) -> bool:
+        assert self._short is not None
+        n_prompt, sequence = len(request.tokens), self._short.sequence
+        return n_prompt < sequence.n_ctx and n_prompt - sequence.reusable(request.tokens) <= SHORT_TOKENS_MAX
 
-    def _read(self, turn: Turn) -> None:
-        """One piece of the prompt's read; the first piece plans it."""
-        if turn.read is None:
-            turn.read = self._begin_read(turn.request)
-        read = turn.read
-        done_before = read.tokens_done
-        read.advance()
-        if read.tokens_done != done_before:
-            request = turn.request
-            advanced = m.PrefillAdvanced(request.ask.request_id, read.tokens_done, len(request.tokens))
-            self._emit(request, advanced)
-        if read.logits is not None:
-            self._tally.read_done(turn.read_done())
+    def _enter(self, lane: Lane, request: Request) -> None:
+        with bound(request_id=request.ask.request_id):
+            try:
+                lane.enter(request)
+            except OutriggerError as error:
+                self._fail(request, error)
+                self.queue.done(lane.leave())
 
-    def _begin_read(self, request: Request) -> Read:
+    # --- whose turn it is
+
+    def _next_lane(self) -> Lane | None:
+        """The lane that computes next; None when all wait."""
+        main, short = self._main, self._short
+        if short is None or not short.can_advance:
+            return main if main.can_advance else None
+        if not main.can_advance:
+            return short
+        if main.waits_for_worker:
+            self._advance(main, wait_s=0.0)  # take what has come; its waiting time is the short lane's
+            return short if main.waits_for_worker else self._next_lane()
+        return short if self._balance.short_first else main
+
+    def _advance(self, lane: Lane, wait_s: float = WORKER_WAIT_S) -> None:
+        """One step of a lane, charged to it."""
+        contended = all(each.can_advance and not each.waits_for_worker for each in self._lanes)
+        started_s = self.queue.clock()
+        self._guarded(lane, lambda: lane.advance(wait_s))
+        seconds = self.queue.clock() - started_s
+        self._balance = self._balance.ran(short=lane is self._short, seconds=seconds, contended=contended)
+
+    def _guarded(self, lane: Lane, act: Callable[[], bool | None]) -> None:
+        """Do something in a lane. Whatever goes wrong there ends the lane's request and nothing else."""
+        assert lane.turn is not None
+        request = lane.turn.request
+        over = True
+        with bound(request_id=request.ask.request_id):
+            try:
+                over = act() is False
+            except OutriggerError as error:
+                if not isinstance(error, RequestError | LinkError):
+                    self._forget(lane)
+                self._fail(request, error)
+            except Exception as error:
+                self._forget(lane)
+                log.exception("request failed unexpectedly")
+                detail = f"internal error: {type(error).__name__}: {error}"
+                self._emit(request, m.Failed(request.ask.request_id, OutriggerError.code, detail))
+        if over:
+            for each in self._lanes:
+                if each.turn and each.turn.request is request:
+                    self.queue.done(each.leave())
+
+    # --- reads
+
+    def _begin_read(self, sequence: HeldSequence, request: Request) -> Read:
+        """A read in the main lane: with the worker when it stands ready and there is enough to read."""
         standing = self.worker.standing
         remote = self._remote_span() if standing == "ready" else None
-        start = self._sequence.begin(request.tokens)
+        start = sequence.begin(request.tokens)
         plan = plan_read(start, len(request.tokens), worker=standing, split_tokens_min=self._split_tokens_min)
         return Read(
-            self._sequence, request.tokens, plan, remote, on_fallback=self._fell_back, clock=self.queue.clock
+            sequence, request.tokens, plan, remote, on_fallback=self._fell_back, clock=self.queue.clock
         )
+
+    def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Read:
+        """A read in the short lane: on the host alone; the worker's mirror belongs to the main lane's sequence."""
+        start = sequence.begin(request.tokens)
+        never = len(request.tokens) + 1
+        plan = plan_read(start, len(request.tokens), worker=self.worker.standing, split_tokens_min=never)
+        return Read(sequence, request.tokens, plan, None, clock=self.queue.clock)
 
     def _remote_span(self) -> RemoteSpan:
         """The span of the link as it is now; a new life of the link is a new span with an unknown mirror."""
@@ -162,7 +190,7 @@ class Compute:
             self._remote = RemoteSpan(
                 self._channel, rows, link_epoch=link.epoch, window=link.window, tickets=self._tickets
             )
-            self._sequence.mirror = self._remote.mirror
+            self._main.sequence.mirror = self._remote.mirror
         return self._remote
 
     def _fell_back(self, error: LinkError) -> None:
@@ -170,45 +198,19 @@ class Compute:
         log.warning("worker failed, read is redone on the host", cause=error.cause, error=str(error))
         self.worker.failed()
         self._remote = None
-        self._sequence.mirror = None
+        self._main.sequence.mirror = None
         self._tally.fell_back(error.cause)
         self._on_link_failure(error)
 
-    def _decode(self, turn: Turn) -> None:
-        """Choose the next token and send it, or note that it is a stop token; the first one needs no computing."""
-        request, started_s = turn.request, self.queue.clock()
-        if request.generated:
-            position = len(request.tokens) + len(request.generated) - 1
-            turn.logits = self._sequence.decode(request.generated[-1], position)
-        token_id = turn.choose(self.engine.spec.n_vocab)
-        now_s = self.queue.clock()
-        turn.decode_s += now_s - started_s
-        if token_id in request.ask.stop_token_ids:
-            request.stopped = True
-            return
-        request.generated.append(token_id)
-        self._tally.token_sent(now_s - started_s)
-        ready = m.TokenReady(request.ask.request_id, len(request.generated) - 1, token_id)
-        self._emit(request, ready)
+    # --- failures
 
-    def _finish(self, turn: Turn, reason: Any) -> bool:
-        request = turn.request
-        finished = m.Finished(
-            request.ask.request_id,
-            reason,
-            n_prompt=len(request.tokens),
-            n_generated=len(request.generated),
-            report=turn.final_report(),
-        )
-        self._emit(request, finished)
-        return True
-
-    def _forget(self) -> None:
-        """Empty the sequence after an error inside the engine; if even that fails, the next request will say so."""
+    def _forget(self, lane: Lane) -> None:
+        """Empty a sequence after an error inside the engine; if even that fails, the next request will say so."""
         try:
-            self._sequence.forget()
+            lane.sequence.forget()
         except Exception:
             log.exception("the sequence could not be emptied")
 
-    def _fail(self, request: Request, code: int, detail: str) -> None:
-        self._emit(request, m.Failed(request.ask.request_id, code, detail))
+    def _fail(self, request: Request, error: OutriggerError) -> None:
+        log.warning("request failed", code=error.code, error=str(error))
+        self._emit(request, m.Failed(request.ask.request_id, error.code, str(error)))

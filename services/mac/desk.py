@@ -87,8 +87,8 @@ class Desk:
                     self._submit(received)
                 case m.GrantTokens(request_id=request_id, credit=credit):
                     self._queue.grant(received.peer, request_id, credit)
-                case m.Cancel(request_id=request_id):
-                    self._cancel(received.peer, request_id)
+                case m.Cancel(request_id=request_id, choice=choice):
+                    self._cancel(received.peer, request_id, choice)
                 case m.AskStatus():
                     self._outbox.put_nowait((received.peer, self._status()))
 
@@ -103,9 +103,9 @@ class Desk:
         else:
             self._put(received.peer, m.Queued(ask.request_id, ahead))
 
-    def _cancel(self, peer: bytes, request_id: str | None = None) -> None:
+    def _cancel(self, peer: bytes, request_id: str, choice: int | None) -> None:
         """Requests that run end by themselves within one ubatch; those that wait end here."""
-        for request in self._queue.cancel(peer, request_id):
+        for request in self._queue.cancel(peer, request_id, choice):
             self._put(peer, _never_started(request))
 
     async def _send_out(self) -> None:
@@ -129,6 +129,8 @@ class Desk:
             for request in self._queue.expire():
                 late = f"the request's deadline of {request.ask.deadline_s:g} s passed while it waited"
                 self._put(request.peer, m.Failed(request.ask.request_id, LinkDeadlineError.code, late))
+            for request, ahead in self._queue.moved():
+                self._put(request.peer, m.Queued(request.ask.request_id, ahead))
             self.tell_status()
             await asyncio.sleep(TICK_S)
 

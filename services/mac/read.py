@@ -26,8 +26,6 @@ from services.mac.remote_span import RemoteSpan, TailRan
 from services.mac.sequence import HeldSequence
 from services.mac.stopwatch import ReadClock
 
-WAIT_S = 0.1
-"""Longest wait within one `advance`."""
 HEAD, TAIL = 0, 1
 
 
@@ -66,13 +64,28 @@ class Read:
             return self.plan.end
         return self.plan.ubatches[done].position
 
-    def advance(self) -> None:
-        """Do the next piece of work; call until `logits` is there. LinkErrors are dealt with here."""
+    @property
+    def waits(self) -> bool:
+        """There is nothing to compute before the worker's next answer."""
+        remote = self._remote
+        if remote is None or not remote.n_in_flight:
+            return False
+        if self._next == 0:
+            return True  # the mirror is on its way to where the read starts
+        if self._residual is None:
+            return False
+        return self._next > self.plan.n_remote or remote.n_in_flight >= remote.window
+
+    def advance(self, wait_s: float) -> None:
+        """Do the next piece of work; call until `logits` is there. LinkErrors are dealt with here.
+
+        wait_s: how long to wait for the worker when there is nothing else to do.
+        """
         if self._remote is None:
             self._run_alone()
             return
         try:
-            self._advance_split(self._remote)
+            self._advance_split(self._remote, wait_s)
         except LinkError as error:
             self._fall_back(self._remote, error)
 
@@ -109,8 +122,8 @@ class Read:
 
     # --- with the worker
 
-    def _advance_split(self, remote: RemoteSpan) -> None:
-        if self._next == 0 and not self._synced(remote):
+    def _advance_split(self, remote: RemoteSpan, wait_s: float) -> None:
+        if self._next == 0 and not self._synced(remote, wait_s):
             return
         if self._residual is None:
             self._run_head()
@@ -118,17 +131,17 @@ class Read:
             if remote.n_in_flight < remote.window:
                 self._send(remote)
             else:
-                self._take_home(remote, WAIT_S)
+                self._take_home(remote, wait_s)
         elif remote.n_in_flight:
-            self._take_home(remote, WAIT_S)
+            self._take_home(remote, wait_s)
         else:
             self._run_last_tail()
 
-    def _synced(self, remote: RemoteSpan) -> bool:
+    def _synced(self, remote: RemoteSpan, wait_s: float) -> bool:
         """One step towards a mirror that stands where the read starts; True when it does."""
         if remote.n_in_flight:
             with self._clock.waiting():
-                remote.wait(WAIT_S)
+                remote.wait(wait_s)
             return False
         sync = remote.mirror.next_sync(self.plan.start, self._tokens_per_push())
         if sync is None:

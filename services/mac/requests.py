@@ -1,16 +1,16 @@
-"""Requests between the loop's thread, which takes them in, and the compute thread, which serves one after the other.
+"""Requests between the loop's thread, which takes them in, and the compute thread, which serves them.
 
-First come, first served, bounded; cancelling a waiting request never touches the running one. Each field of a Request
-has one writing thread; the condition only wakes a thread that waits. Knows nothing of sockets or engines.
+First come, first served, bounded; a short request may be taken before a long one that waits (services.mac.schedule says
+when). Cancelling a waiting request never touches a running one. Each field of a Request has one writing thread; the
+condition only wakes a thread that waits. Knows nothing of sockets or engines.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,14 @@ class Request:
     arrived_s: float
     granted: int
     """Tokens the client has taken or promised to take; written by the loop's thread."""
+    ahead_told: int
+    """Requests the client was told come first; written by the loop's thread."""
     cancelled: bool = False
     """Written by the loop's thread."""
-    generated: list[int] = field(default_factory=list)
-    """Token ids sent; written by the compute thread."""
-    stopped: bool = False
-    """A stop token was chosen; written by the compute thread."""
+    choices_cancelled: frozenset[int] = frozenset()
+    """Choices the client does not want any more; replaced whole by the loop's thread."""
+    n_sent: int = 0
+    """Tokens sent, of all choices; written by the compute thread."""
 
     @property
     def deadline_s(self) -> float:
@@ -45,17 +47,25 @@ class Request:
     @property
     def credit(self) -> int:
         """Tokens that may be sent before the client has to grant more."""
-        return self.granted - len(self.generated)
+        return self.granted - self.n_sent
+
+    def cancel(self, choice: int | None) -> None:
+        """Nobody wants this choice (None: this request) any more."""
+        if choice is not None:
+            self.choices_cancelled |= {choice}
+        self.cancelled |= choice is None or len(self.choices_cancelled) >= self.ask.n_choices
 
 
 class RequestQueue:
-    """The waiting requests and the one that runs."""
+    """The waiting requests and those that run."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.closed = False
-        self._waiting: deque[Request] = deque()
-        self._running: Request | None = None
+        self.changes = 0
+        """Grows with everything that may give the compute thread something to do."""
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
         self._changed = threading.Condition()
 
     # --- the loop's side
@@ -65,9 +75,9 @@ class RequestQueue:
         with self._changed:
             if len(self._waiting) >= REQUESTS_WAITING_MAX:
                 raise BusyError(f"{len(self._waiting)} requests wait already; try again later")
-            ahead = len(self._waiting) + (self._running is not None)
-            self._waiting.append(Request(ask, tokens, peer, self.clock(), ask.credit))
-            self._changed.notify_all()
+            ahead = len(self._waiting) + len(self._running)
+            self._waiting.append(Request(ask, tokens, peer, self.clock(), ask.credit, ahead))
+            self._notify()
             return ahead
 
     def grant(self, peer: bytes, request_id: str, credit: int) -> None:
@@ -75,18 +85,19 @@ class RequestQueue:
         with self._changed:
             for request in self._matching(peer, request_id):
                 request.granted += credit
-            self._changed.notify_all()
+            self._notify()
 
-    def cancel(self, peer: bytes, request_id: str | None = None) -> list[Request]:
-        """Cancel one request of `peer`, or all of them; returns those that had not started and are gone now."""
+    def cancel(self, peer: bytes, request_id: str | None = None, choice: int | None = None) -> list[Request]:
+        """Cancel one request of `peer` (or one choice of it), or all of them.
+
+        Returns those that had not started and are gone now.
+        """
         with self._changed:
-            gone = [r for r in self._matching(peer, request_id) if r is not self._running]
-            for request in gone:
-                self._waiting.remove(request)
-            if self._running in self._matching(peer, request_id):
-                assert self._running is not None
-                self._running.cancelled = True
-            self._changed.notify_all()
+            for request in self._matching(peer, request_id):
+                request.cancel(choice)
+            gone = [request for request in self._waiting if request.cancelled]
+            self._waiting = [request for request in self._waiting if not request.cancelled]
+            self._notify()
             return gone
 
     def expire(self) -> list[Request]:
@@ -94,49 +105,60 @@ class RequestQueue:
         now_s = self.clock()
         with self._changed:
             gone = [request for request in self._waiting if request.deadline_s <= now_s]
-            for request in gone:
-                self._waiting.remove(request)
+            self._waiting = [request for request in self._waiting if request.deadline_s > now_s]
             return gone
+
+    def moved(self) -> list[tuple[Request, int]]:
+        """(request, how many come first now) of those that wait and were told another place."""
+        with self._changed:
+            places = [(request, len(self._running) + index) for index, request in enumerate(self._waiting)]
+            moved = [(request, ahead) for request, ahead in places if ahead != request.ahead_told]
+            for request, ahead in moved:
+                request.ahead_told = ahead
+            return moved
 
     def counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         with self._changed:
-            return int(self._running is not None), len(self._waiting)
+            return len(self._running), len(self._waiting)
 
     def close(self) -> None:
-        """No more turns: take() returns None from now on, and a running request counts as cancelled."""
+        """No more turns: take() returns None from now on, and running requests count as cancelled."""
         with self._changed:
             self.closed = True
-            if self._running is not None:
-                self._running.cancelled = True
-            self._changed.notify_all()
+            for request in self._running:
+                request.cancelled = True
+            self._notify()
 
     # --- the compute thread's side
 
-    def take(self, timeout_s: float) -> Request | None:
-        """The next request, which runs from now on; None when none came within timeout_s or the queue is closed."""
+    def take(self, fits: Callable[[Request], bool] = lambda _request: True) -> Request | None:
+        """The first waiting request that fits, which runs from now on; None when there is none, or after close()."""
         with self._changed:
-            if not self._waiting and not self.closed:
+            request = next((r for r in self._waiting if fits(r)), None) if not self.closed else None
+            if request is not None:
+                self._waiting.remove(request)
+                self._running.append(request)
+            return request
+
+    def wait(self, timeout_s: float, seen: int | None = None) -> None:
+        """Sleep until a grant, a cancel or a new request, at most timeout_s; not at all if `changes` left `seen`."""
+        with self._changed:
+            if seen is None or seen == self.changes:
                 self._changed.wait(timeout_s)
-            if self.closed or not self._waiting:
-                return None
-            self._running = self._waiting.popleft()
-            return self._running
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a grant, a cancel or a new request, at most timeout_s."""
+    def done(self, request: Request) -> None:
+        """A running request is over."""
         with self._changed:
-            self._changed.wait(timeout_s)
+            self._running.remove(request)
 
-    def done(self) -> None:
-        """The running request is over."""
-        with self._changed:
-            self._running = None
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()
 
     def _matching(self, peer: bytes, request_id: str | None) -> list[Request]:
-        everyone = [*self._waiting, *([self._running] if self._running else [])]
         return [
             request
-            for request in everyone
+            for request in (*self._waiting, *self._running)
             if request.peer == peer and request_id in (None, request.ask.request_id)
         ]

@@ -1,13 +1,23 @@
-"""What the compute thread does next for the request it works on: one pure decision, read from top to bottom.
+"""What the compute thread does next: pure decisions, read from top to bottom.
 
-Knows nothing of engines, sockets or clocks; everything it needs is in the RequestView. Called by
-services.mac.compute before every step, so a cancel or a deadline is seen within one ubatch.
+`next_step` decides for one request, before every step, so that a cancel or a deadline is seen within one ubatch.
+`Balance` decides whose turn it is when two requests want to compute: a long one in the main lane and a short one in
+the short lane each get their share of the computing time. `next_choice` rotates among the choices of one request.
+Knows nothing of engines, sockets or clocks. Called by services.mac.compute and services.mac.lane.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+SHORT_TOKENS_MAX = 512
+"""New tokens of a prompt that counts as short, and may overtake a long one."""
+SHORT_SHARE = 0.5
+"""Share of the computing time that short requests get while a long one computes too; the long one gets the rest."""
+CHOICE_SLICE_TOKENS = 16
+"""Tokens one choice writes before the next one's turn: rarely enough that moving rows in and out costs nothing."""
 
 
 class Step(Enum):
@@ -16,6 +26,7 @@ class Step(Enum):
     READ = "read the prompt's next ubatch"
     DECODE = "compute and send one more token"
     WAIT = "wait for credit"
+    MOVE = "wait for the lane with more room"
     STOP = "finish: a stop token came"
     LENGTH = "finish: enough tokens, or the context is full"
     CANCELLED = "finish: the client does not want it any more"
@@ -24,10 +35,13 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class RequestView:
-    """All that the decision depends on."""
+    """All that the decision depends on; of a request with several choices, the one whose turn it is."""
 
     n_prompt: int
     n_ctx: int
+    """Positions of the model's context."""
+    n_room: int
+    """Positions of the sequence the request is in; at most n_ctx."""
     max_tokens: int
     has_logits: bool
     """The logits of the last token are known: the prompt is read."""
@@ -50,8 +64,44 @@ def next_step(view: RequestView) -> Step:
         return Step.EXPIRED
     if not view.has_logits:
         return Step.READ
-    if view.n_generated and view.n_prompt + view.n_generated > view.n_ctx:
+    # The first token needs no cell: its logits are the prompt's. Each further one needs a cell for the one before it.
+    n_cells = view.n_prompt + view.n_generated if view.n_generated else 0
+    if n_cells > view.n_ctx:
         return Step.LENGTH
     if view.credit <= 0:
         return Step.WAIT
-    return Step.DECODE
+    return Step.MOVE if n_cells > view.n_room else Step.DECODE
+
+
+def next_choice(open_choices: Sequence[int], current: int, n_in_slice: int) -> int:
+    """The choice to go on with: the same one within its slice, then the next that is open, in a circle."""
+    if current in open_choices and n_in_slice < CHOICE_SLICE_TOKENS:
+        return current
+    return next((choice for choice in open_choices if choice > current), open_choices[0])
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The account between the two lanes. `debt_s`: seconds the short lane has had beyond its share.
+
+    Only time in which both wanted to compute is charged, so that neither saves up credit while the other is idle.
+    Whatever arrives, the long request gets at least 1 - SHORT_SHARE of the time both want, less one step; and a short
+    one that meets no debt starts at the next step's border.
+    """
+
+    debt_s: float = 0.0
+
+    @property
+    def short_first(self) -> bool:
+        """Whose step is next when both lanes can compute."""
+        return self.debt_s <= 0
+
+    def ran(self, *, short: bool, seconds: float, contended: bool) -> Balance:
+        """The account after a step of one lane. A lane that runs alone only pays off what stands against the other."""
+        change_s = seconds * (1 - SHORT_SHARE) if short else -seconds * SHORT_SHARE
+        debt_s = self.debt_s + change_s
+        if contended:
+            return Balance(debt_s)
+        if short:
+            return Balance(min(0.0, debt_s) if self.debt_s < 0 else self.debt_s)
+        return Balance(max(0.0, debt_s) if self.debt_s > 0 else self.debt_s)

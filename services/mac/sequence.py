@@ -29,6 +29,7 @@ class HeldSequence:
     def __init__(self, engine: Any, split_layer: int = 0) -> None:
         """split_layer 0: the whole model is one part."""
         self._engine = engine
+        self.spec, self.n_ctx = engine.spec, engine.n_ctx
         n_layer = engine.spec.n_layer_full
         self.whole = engine.span(0, n_layer)
         cuts = [0, split_layer, n_layer] if split_layer else [0, n_layer]
@@ -44,10 +45,14 @@ class HeldSequence:
         """Positions [0, n_canonical) hold what a cold read of the same ids would compute."""
         return min(canonical_end(len(self._ids)), grid_floor(self.whole.n_valid)) if len(self._ids) else 0
 
+    def reusable(self, prompt: NDArray[np.int32]) -> int:
+        """Where reading `prompt` i32 [n_tokens] would start: the tokens before that need not be read again."""
+        restorable = self._restorable() if self.has_recurrent else None
+        return reuse_point(self._ids[: self.n_canonical], prompt, restorable)
+
     def begin(self, prompt: NDArray[np.int32]) -> int:
         """Make ready to read `prompt` i32 [n_tokens]: keep what it shares, forget the rest. Returns where to start."""
-        restorable = self._restorable() if self.has_recurrent else None
-        start = reuse_point(self._ids[: self.n_canonical], prompt, restorable)
+        start = self.reusable(prompt)
         self.restore(start)
         self._ids = prompt
         self._keep = frozenset({canonical_end(len(prompt)), reuse_limit(len(prompt))} - {0})
@@ -94,6 +99,19 @@ class HeldSequence:
             self._snapshots.setdefault(position, {})[part] = self.parts[part].snapshot()
             for oldest in sorted(self._snapshots)[:-SNAPSHOTS_MAX]:
                 del self._snapshots[oldest]
+
+    def adopt(self, other: HeldSequence) -> None:
+        """Become what `other` (of the same engine) is now: rows and states are copied, snapshots shared."""
+        self.forget()
+        try:
+            self.whole.import_rows(
+                other.whole.export_rows(0, other.whole.n_valid, kv=True, state=True), other.whole.n_valid
+            )
+        except BaseException:
+            self.forget()
+            raise
+        self._ids, self._keep = other._ids, other._keep
+        self._snapshots = {at: dict(kept) for at, kept in other._snapshots.items()}
 
     def forget(self) -> None:
         """Start from nothing, after an error that left the engine in an unknown place."""

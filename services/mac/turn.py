@@ -1,19 +1,20 @@
-"""The compute thread's own notes on the request it serves: its read, its logits, its sampler, its times.
+"""The compute thread's own notes on a request it serves: its read, its choices, its times.
 
-Lives from the moment the request is taken to its end. Used by services.mac.compute only.
+Lives from the moment the request is taken to its end. Used by services.mac.lane only.
 """
 
 from __future__ import annotations
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
-from common.ggml.sampler import Sampler
+import msgspec
+
+from common.state.recurrent import RecurrentSnapshot
 from common.wire.messages import ReadReport
+from services.mac.choice import Choice
 from services.mac.read import Read
 from services.mac.requests import Request
-from services.mac.schedule import RequestView
+from services.mac.schedule import RequestView, next_choice
 
 
 class Turn:
@@ -23,48 +24,80 @@ class Turn:
         self.request = request
         self.queue_s = now_s - request.arrived_s
         self.read: Read | None = None
-        self.logits: NDArray[np.float32] | None = None
-        """f32 [n_vocab] of the newest token that went through the model."""
+        self.choices: list[Choice] = []
         self.decode_s = 0.0
+        self._current = 0
+        self._n_in_slice = 0
         self._report = ReadReport()
-        self._sampler: Sampler | None = None
+        self._prompt: RecurrentSnapshot | None = None
+        """Where several choices part: the state at the end of the prompt."""
 
-    def view(self, n_ctx: int, now_s: float) -> RequestView:
+    def open(self, n_vocab: int) -> None:
+        """Make the choices. Raises EngineError for sampling values that make no sense."""
+        for index in range(self.request.ask.n_choices):
+            self.choices.append(Choice(index, self.request.ask, n_vocab))
+
+    @property
+    def choice(self) -> Choice:
+        """The choice whose turn it is."""
+        return self.choices[self._current]
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(choice.generated) for choice in self.choices)
+
+    def view(self, n_ctx: int, n_room: int, now_s: float) -> RequestView:
         """What `next_step` needs to know."""
-        request = self.request
+        request, choice = self.request, self.choice
         return RequestView(
             n_prompt=len(request.tokens),
             n_ctx=n_ctx,
+            n_room=n_room,
             max_tokens=request.ask.max_tokens,
-            has_logits=self.logits is not None,
-            n_generated=len(request.generated),
+            has_logits=choice.logits is not None,
+            n_generated=len(choice.generated),
             credit=request.credit,
-            stopped=request.stopped,
-            cancelled=request.cancelled,
+            stopped=choice.stopped,
+            cancelled=request.cancelled or choice.index in request.choices_cancelled,
             expired=now_s >= request.deadline_s,
         )
 
-    def read_done(self) -> ReadReport:
+    def read_done(self, whole: Any) -> ReadReport:
         """Take over what the finished read leaves: the logits of the prompt's last token, and its report."""
         assert self.read is not None and self.read.logits is not None
-        self.logits, self._report = self.read.logits, self.read.report()
+        for choice in self.choices:
+            choice.logits = self.read.logits
+        if len(self.choices) > 1:
+            self._prompt = whole.snapshot()
+        self._report = self.read.report()
         return self._report
 
-    def choose(self, n_vocab: int) -> int:
-        """The next token's id. Raises EngineError for sampling values that make no sense."""
-        assert self.logits is not None
-        if self._sampler is None:
-            self._sampler = Sampler(self.request.ask.sampling, n_vocab)
-        return self._sampler.sample(self.logits)
+    def rotate(self, whole: Any, *, wrote: bool = False) -> bool:
+        """Go on to the choice whose turn is next; False when all have ended. wrote: a token was just sent."""
+        open_choices = [choice.index for choice in self.choices if choice.ended is None]
+        if not open_choices:
+            return False
+        self._n_in_slice += wrote
+        chosen = next_choice(open_choices, self._current, self._n_in_slice)
+        if chosen != self._current:
+            self._switch(whole, chosen)
+        return True
+
+    def _switch(self, whole: Any, chosen: int) -> None:
+        if self._prompt is not None:
+            if self.choice.ended is None:
+                self.choice.park(whole, self._prompt.n_valid)
+            self.choices[chosen].unpark(whole, self._prompt)
+        self._current, self._n_in_slice = chosen, 0
 
     def final_report(self) -> ReadReport:
         """The read's report with the times of the whole turn."""
         return msgspec.structs.replace(self._report, queue_s=self.queue_s, decode_s=self.decode_s)
 
     def close(self) -> None:
-        """Give up what is unfinished and free the sampler."""
+        """Give up what is unfinished and free the samplers."""
         if self.read is not None and self.read.logits is None:
             self.read.abandon()
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
+        for choice in self.choices:
+            choice.close()

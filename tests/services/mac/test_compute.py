@@ -34,9 +34,11 @@ class Desk:
         )
         self.thread = self.compute.start()
 
-    def ask(self, prompt, name="r", max_tokens=5, stop=(), credit=100, deadline_s=60.0, sampling=None):
+    def ask(
+        self, prompt, name="r", max_tokens=5, stop=(), credit=200, deadline_s=60.0, sampling=None, **more
+    ):
         sampling = sampling or m.Sampling()
-        ask = m.Generate(name, len(prompt), max_tokens, sampling, tuple(stop), deadline_s, credit)
+        ask = m.Generate(name, len(prompt), max_tokens, sampling, tuple(stop), deadline_s, credit, **more)
         self.queue.submit(ask, np.asarray(prompt, np.int32), b"peer")
 
     def until(self, kind):

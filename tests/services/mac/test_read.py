@@ -51,7 +51,7 @@ class Rig:
         """Read `prompt` to its end; a failed worker gets a new link afterwards."""
         read = self.begin(prompt, worker=worker)
         while read.logits is None:
-            read.advance()
+            read.advance(0.1)
         if read.fallbacks:
             self.new_link()
         return read
@@ -242,7 +242,7 @@ def test_after_an_abandoned_read_the_next_one_is_right(rig, n_steps):
     story = tokens(2048)
     read = rig.begin(story)
     for _ in range(n_steps):
-        read.advance()
+        read.advance(0.1)
     read.abandon()
     rig.check(np.concatenate([story[:1000], tokens(600, seed=8)]))
     rig.check(story)
