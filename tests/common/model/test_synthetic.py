@@ -83,7 +83,7 @@ def test_the_tokenizer_is_taken_over_with_its_chat_template(tiny: Path, smollm2:
 
 
 @pytest.mark.parametrize("storage", ["f32", "f16", "q8_0", "q4_0", "q4_1", "q4_K"])
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "gemma3"])
 def test_stock_loads_every_type_and_architecture(tmp_path: Path, arch: str, storage: str) -> None:
     path = tmp_path / "model.gguf"
     geometry = replace(
@@ -121,9 +121,14 @@ def test_a_matrix_larger_than_a_block_is_drawn_as_one(
 def test_presets_have_the_sizes_in_their_names(name: str) -> None:
     geometry, storage = PRESETS[name]
     in_layers, _ = geometry.n_params()
-    wanted = {"tiny": (0, 2e6), "hybrid-60m": (55e6, 65e6), "hybrid-400m": (380e6, 440e6)}[name]
-    assert wanted[0] < in_layers < wanted[1]
-    assert geometry.n_layer == (8 if name == "tiny" else 32)
+    least, most, n_layer = {
+        "tiny": (0, 2e6, 8),
+        "tiny-sliding": (0, 3e6, 12),
+        "hybrid-60m": (55e6, 65e6, 32),
+        "hybrid-400m": (380e6, 440e6, 32),
+    }[name]
+    assert least < in_layers < most
+    assert geometry.n_layer == n_layer
     assert storage == "q4_0"
 
 
@@ -143,7 +148,9 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, smollm2: Path) ->
         write_synthetic(SMALL, out, storage="q4_K")
     with pytest.raises(ModelError, match="has 49152 tokens, the geometry asks for n_vocab 100"):
         write_synthetic(SMALL, out, tokenizer=smollm2)
-    with pytest.raises(ModelError, match="unknown preset 'huge'; presets: tiny, hybrid-60m, hybrid-400m"):
+    with pytest.raises(
+        ModelError, match="unknown preset 'huge'; presets: tiny, tiny-sliding, hybrid-60m, hybrid-400m"
+    ):
         preset("huge")
     with pytest.raises(ModelError, match="n_head 4 must be a multiple of n_head_kv 3"):
         replace(SMALL, n_head_kv=3)
