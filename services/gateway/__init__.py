@@ -11,8 +11,9 @@ It does not know tensors, layers, the worker or the cable; the host (services.ma
     streams    the table of running requests: messages of the host in, pieces of answers out
     answers    pieces -> OpenAI-shaped bodies and chunks; errors -> OpenAI-shaped errors
     sse        bodies -> server-sent events
+    trip       one request from body to end, for both doors: HTTP and ZeroMQ
     host       the bus: carries out what `streams` decided
     server     HTTP: carries out everything else
 
-All but the last two are pure: no socket, no clock, no task.
+All but the last three are pure: no socket, no clock, no task.
 """

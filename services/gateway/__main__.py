@@ -11,6 +11,7 @@ from services.gateway.host import HostChannel
 from services.gateway.prompt import PromptReader
 from services.gateway.server import Door, Gateway, listen
 from services.gateway.streams import RequestTable
+from services.gateway.trip import Trips
 from services.runtime.service import Life, run_service
 
 DRAIN_S = 1.0
@@ -32,17 +33,17 @@ async def body(life: Life) -> None:
     ) as host:
         life.spawn(host.listen(), "listen to the host")
         life.spawn(host.tick(), "ask for the host's status")
-        door = Door(ours.api_key or None, ours.request_deadline_s, ours.stream_comment_s)
-        gateway = Gateway(door, prompts, host, life.metrics)
+        trips = Trips(prompts, host, life.metrics, ours.request_deadline_s)
+        gateway = Gateway(Door(ours.api_key or None, ours.stream_comment_s), trips)
         runner, port = await listen(gateway, ours.http_host, ours.http_port)
         try:
             shown = f"[{ours.http_host}]" if ":" in ours.http_host else ours.http_host
             await life.ready({"http": f"http://{shown}:{port}"})
             await life.stopping.wait()
-            await gateway.drain(DRAIN_S)
+            await trips.drain(DRAIN_S)
         finally:
             await runner.cleanup()
-            gateway.close()
+            trips.close()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Bytes of a body to a request, or to an error that names the parameter, its value and what is allowed.
 
 Pure. Every mistake a body can hold ends as a RequestError or UnsupportedParameterError; nothing is guessed or dropped.
-Called by server.py with the bytes as they came.
+Called by server.py with the bytes as they came, and by public_door.py with what they held.
 """
 
 from __future__ import annotations
@@ -37,29 +37,32 @@ _TYPE_WORDS = {
 
 def read_request(body: bytes, kind: type[Request]) -> Request:
     """The request in a JSON body. Raises RequestError or UnsupportedParameterError, with `param` where there is one."""
-    raw = _read_object(body)
+    return read_fields(_decoded(body), kind)
+
+
+def read_fields(raw: Any, kind: type[Request]) -> Request:
+    """The request in a decoded body, whatever it was encoded in; takes parameters out of `raw`. Raises the same."""
+    if not isinstance(raw, dict):
+        raise RequestError(f"the body must be an object of parameters, not {_shown(raw)}")
     _refuse_not_built(raw, NOT_BUILT.get(kind, {}))
     try:
         request = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), raw, kind) from error
     except (RecursionError, OverflowError) as error:
-        raise RequestError("the JSON body is nested too deep, or holds a number out of range") from error
+        raise RequestError("the body is nested too deep, or holds a number out of range") from error
     if isinstance(request, GenerationRequest):
         _check_together(request)
     return request
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def _decoded(body: bytes) -> Any:
     try:
-        raw = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("the JSON body is nested too deep") from error
-    if not isinstance(raw, dict):
-        raise RequestError(f"the body must be a JSON object, not {_shown(raw)}")
-    return raw
 
 
 def _refuse_not_built(raw: dict[str, Any], table: Mapping[str, tuple[Any, ...]]) -> None:

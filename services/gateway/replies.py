@@ -1,6 +1,6 @@
 """One answer to one client: the pieces of a running request as a whole body, or as server-sent events.
 
-Takes pieces from an Answer (host.py), words them with a Voice (answers.py) and writes them. Called by server.py.
+Takes pieces from a Trip (trip.py), words them with its Voice (answers.py) and writes them. Called by server.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from aiohttp import web
 
 from common.log import get_log
 from services.gateway import sse
-from services.gateway.answers import Voice, report_body
 from services.gateway.failures import error_body
-from services.gateway.host import Answer
 from services.gateway.streams import Broken, Ended, Piece, Reading, Waiting, Wrote, generated_text
-from services.gateway.tally import RequestTally, outcome_of
+from services.gateway.tally import outcome_of
+from services.gateway.trip import Trip
 
 LOOK_EVERY_S = 10.0
 """How long an answer without a stream waits at a time."""
@@ -32,10 +31,7 @@ _log = get_log()
 class Reply:
     """How to answer one request."""
 
-    answer: Answer
-    voice: Voice
-    tally: RequestTally
-    seed: int
+    trip: Trip
     wants_report: bool
     comment_every_s: float
     """Longest silence of a stream: after it a comment tells how far the read is."""
@@ -44,10 +40,10 @@ class Reply:
         """The complete body. Raises the request's error when the answer breaks."""
         texts: list[str] = []
         while True:
-            pieces = await self._take(LOOK_EVERY_S)
+            pieces = await self.trip.take(LOOK_EVERY_S)
             texts += generated_text(pieces)
             if pieces and isinstance(last := pieces[-1], Ended):
-                return self.voice.whole("".join(texts), last.reason, last.usage) | self._report(last)
+                return self.trip.voice.whole("".join(texts), last.reason, last.usage) | self._report(last)
             if pieces and isinstance(last, Broken):
                 raise last.error
 
@@ -60,21 +56,21 @@ class Reply:
         except ConnectionError:
             raise
         except Exception as error:  # the headers are out: an error can only be an event now
-            self.tally.outcome = outcome_of(error)
+            self.trip.tally.outcome = outcome_of(error)
             _log.exception("stream failed")
             await _write(response, sse.event(error_body(error)))
         await response.write_eof()
         return response
 
     async def _write_events(self, response: web.StreamResponse) -> None:
-        opening = self.voice.opening()
+        opening = self.trip.voice.opening()
         if opening is not None:
             await _write(response, sse.event(opening))
         progress, written_at = "waiting for the host", time.monotonic()
         last: Piece | None = None
         while not isinstance(last, Ended | Broken):
-            pieces = await self._take(written_at + self.comment_every_s - time.monotonic())
-            frames = [sse.event(self.voice.piece(text)) for text in generated_text(pieces)]
+            pieces = await self.trip.take(written_at + self.comment_every_s - time.monotonic())
+            frames = [sse.event(self.trip.voice.piece(text)) for text in generated_text(pieces)]
             for last in pieces:
                 progress = self._progress(last) or progress
             if isinstance(last, Ended | Broken):
@@ -85,35 +81,19 @@ class Reply:
                 await _write(response, b"".join(frames))
                 written_at = time.monotonic()
 
-    async def _take(self, timeout_s: float) -> list[Piece]:
-        pieces = await self.answer.take(timeout_s)
-        for piece in pieces:
-            match piece:
-                case Wrote():
-                    self.tally.token()
-                case Ended(reason=reason):
-                    self.tally.outcome = reason
-                case Broken(error=error):
-                    self.tally.outcome = outcome_of(error)
-        return pieces
-
     def _last_events(self, last: Ended | Broken) -> list[bytes]:
         if isinstance(last, Broken):
             return [sse.event(error_body(last.error))]
-        closing = self.voice.closing(last.reason)
-        if not self.voice.include_usage:
+        closing = self.trip.voice.closing(last.reason)
+        if not self.trip.voice.include_usage:
             return [sse.event(closing | self._report(last)), sse.DONE]
-        usage = self.voice.usage_chunk(last.usage) | self._report(last)
+        usage = self.trip.voice.usage_chunk(last.usage) | self._report(last)
         return [sse.event(closing), sse.event(usage), sse.DONE]
 
     def _report(self, last: Ended) -> dict[str, Any]:
         if not self.wants_report:
             return {}
-        tally = self.tally
-        report = report_body(
-            last.report, seed=self.seed, first_token_s=tally.first_token_s, total_s=tally.elapsed_s
-        )
-        return {"outrigger": report}
+        return {"outrigger": self.trip.report(last)}
 
     def _progress(self, piece: Piece) -> str | None:
         """What a comment says while nothing else is to send."""
@@ -121,7 +101,7 @@ class Reply:
             return f"waiting, {piece.ahead} requests come first" if piece.ahead else "starting to read"
         if isinstance(piece, Reading):
             done, total = piece.tokens_done, piece.tokens_total
-            elapsed_s = self.tally.elapsed_s
+            elapsed_s = self.trip.tally.elapsed_s
             left_s = elapsed_s * (total - done) / max(done, 1)
             return f"read {done} of {total} tokens in {elapsed_s:.0f} s, about {left_s:.0f} s left"
         return "writing" if isinstance(piece, Wrote) else None

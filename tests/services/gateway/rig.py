@@ -27,6 +27,7 @@ from services.gateway.host import HostChannel
 from services.gateway.prompt import PromptReader
 from services.gateway.server import Door, Gateway, listen
 from services.gateway.streams import RequestTable
+from services.gateway.trip import Trips
 from services.runtime.bus import Owner
 from services.runtime.endpoints import route_endpoint
 
@@ -135,7 +136,7 @@ class Rig:
         self.prompts = PromptReader.load(model)
         self.metrics = Metrics("gateway")
         self.host = TestHost(route_endpoint(self.run_dir, GENERATE), self.prompts.vocabulary.n_vocab)
-        self._door = Door(api_key=api_key, deadline_s=60.0, comment_every_s=0.2)
+        self._door = Door(api_key=api_key, comment_every_s=0.2)
         self._limits = {"beat_s_max": beat_s_max, "waiting_max": waiting_max}
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -155,13 +156,14 @@ class Rig:
                 asyncio.ensure_future(self.channel.listen()),
                 asyncio.ensure_future(self.channel.tick()),
             ]
-            gateway = Gateway(self._door, self.prompts, self.channel, self.metrics)
+            self.trips = Trips(self.prompts, self.channel, self.metrics, deadline_s=60.0)
+            gateway = Gateway(self._door, self.trips)
             runner, self.port = await listen(gateway, "127.0.0.1", 0)
             self._started.set()
             await self._stop.wait()
-            await gateway.drain(0.5)
+            await self.trips.drain(0.5)
             await runner.cleanup()
-            gateway.close()
+            self.trips.close()
             for task in self._tasks:
                 task.cancel()
         await self.host.close()
