@@ -7,11 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
+from common.limits import N_CTX_MAX
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
 from common.wire.fingerprint import fingerprint
 from common.wire.frames import RESIDUAL, Frame
+from common.wire.layout import Payload
 from common.wire.link import Arrived, Link, Role
+from common.wire.rows import decode_rows
 from common.wire.stream import FrameReader, FrameWriter
 
 ANSWER_S_MAX = 30.0
@@ -79,3 +84,21 @@ def host_end(address: tuple[str, int]) -> Iterator[HostEnd]:
         yield end
     finally:
         end.close()
+
+
+def chunk2(residual, position, want=0, dtype=base.DTYPE_F32) -> ext.Chunk2:
+    kind = np.float32 if dtype == base.DTYPE_F32 else np.float16
+    return ext.Chunk2(position, len(residual), dtype, want, Payload(np.ascontiguousarray(residual, kind)))
+
+
+def split_output(ack):
+    """(logits, sections) of an answer to a chunk."""
+    output = ack.output.joined()
+    logits = np.frombuffer(output[: 4 * ack.n_logits], np.float32)
+    rest = output[4 * ack.n_logits :]
+    return logits, decode_rows(rest) if len(rest) else []
+
+
+def mirror_at(host: HostEnd) -> int:
+    """Where the worker's mirror stands: a rewind to a far point moves nothing and says it."""
+    return host.ask(ext.Trim2(N_CTX_MAX)).n_valid
