@@ -2,7 +2,8 @@
 
 For every model and depth, rounds of one read alone and one for each split layer, taking turns on the same machine: new
 tokens are always 2,048, after `depth` tokens that are there already. A figure is a ratio of medians of such reads, and
-is refused unless the worker ran the tail of all ubatches but the last and every run chose the same next tokens.
+is refused unless the worker ran the tail of all ubatches but the last and every run chose the same next tokens. Rounds
+that other programs disturbed are repeated, and the least disturbed ones count.
 
     <model>.d<depth>.speedup_40_64        time alone / time split with 40/64 of the layers on the host
     <model>.d<depth>.speedup_best_2k      the best of the split layers tried
@@ -12,7 +13,6 @@ is refused unless the worker ran the tail of all ubatches but the last and every
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -25,60 +25,15 @@ from common.model.spec import ModelSpec
 from common.model.synthetic import ensure_preset
 from services.bench.client import Answer
 from services.bench.load import BUSY_SHARE, LoadMeter
-from services.bench.pipeline import equal_sides_limit, pipeline_bound_s
-from services.bench.report import NotMeasuredError, Report, report_options
+from services.bench.pipeline import equal_sides_limit
+from services.bench.report import Report, report_options
 from services.bench.rig import Rig, Seat
+from services.bench.rounds import NEW_TOKENS, Case, Readings, Round, check_read, quietest, rounds_missing
 from services.bench.texts import natural_tokens
 
-NEW_TOKENS = 2048
 TOKENS_COMPARED = 4
 """Tokens generated after each read, to compare what the runs chose."""
 DEPTHS = (0, 4096)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One model and what is measured on it."""
-
-    label: str
-    path: Path
-    split_layers: tuple[int, ...]
-    """The first one is 40/64 of the layers."""
-    depths: tuple[int, ...]
-    n_rounds: int
-    n_ctx: int = 8192
-
-
-@dataclass
-class Readings:
-    """All reads of one (model, depth): answers by split layer, 0 for the host alone."""
-
-    case: Case
-    depth: int
-    answers: dict[int, list[Answer]] = field(default_factory=dict)
-    others: list[float] = field(default_factory=list)
-    """Share of the machine that other programs took, for each read."""
-
-    def read_s(self, split_layer: int) -> float:
-        """Median seconds from asking to the first token."""
-        return median(answer.first_token_s for answer in self.answers[split_layer])
-
-    def speedup(self, split_layer: int) -> float:
-        return self.read_s(0) / self.read_s(split_layer)
-
-    def efficiency(self, split_layer: int) -> float:
-        """Median of (bound from the read's own stages / its time)."""
-        return median(
-            pipeline_bound_s(answer.report.stages) / answer.first_token_s
-            for answer in self.answers[split_layer]
-        )
-
-    def worker_tokens(self, split_layer: int) -> int:
-        return sum(answer.report.tokens_worker for answer in self.answers[split_layer])
-
-    @property
-    def best_layer(self) -> int:
-        return max(self.case.split_layers, key=self.speedup)
 
 
 def cases(quick: bool, models: tuple[str, ...], layers: tuple[int, ...]) -> list[Case]:
@@ -119,55 +74,49 @@ def measure(case: Case, report: Report) -> list[Readings]:
 
 
 def _measure_depth(case: Case, depth: int, rig: Rig, seats: list[Seat], report: Report) -> Readings:
-    readings = Readings(case, depth, {seat.split_layer: [] for seat in seats})
     base = natural_tokens(case.path, depth)
     if depth:
         for seat in seats:
             report.progress(f"{case.label}: {seat.name} reads the first {depth:,} tokens")
             seat.client.generate(base, 1)
-    for round_number in range(case.n_rounds):
-        new = natural_tokens(case.path, NEW_TOKENS, skip=DEPTHS[-1] + (round_number + 1) * NEW_TOKENS)
-        prompt = np.concatenate([base, new])
-        for seat in seats:
-            meter = LoadMeter(rig.processes.pids)
-            answer = seat.client.generate(prompt, TOKENS_COMPARED)
-            readings.others.append(meter.others_share())
-            _check(readings, seat, answer, prompt)
-            readings.answers[seat.split_layer].append(answer)
-            _tell(report, readings, seat, answer, round_number)
-    return readings
+    rounds: list[Round] = []
+    while rounds_missing(rounds, case.n_rounds):
+        new = natural_tokens(case.path, NEW_TOKENS, skip=DEPTHS[-1] + (len(rounds) + 1) * NEW_TOKENS)
+        rounds.append(_measure_round(case, depth, rig, seats, np.concatenate([base, new]), report))
+    return Readings(case, depth, quietest(rounds, case.n_rounds))
 
 
-def _check(readings: Readings, seat: Seat, answer: Answer, prompt: NDArray[np.int32]) -> None:
-    """Raise NotMeasuredError unless this read did what it is measured for."""
-    read, where = answer.report, f"{readings.case.label} at depth {readings.depth}, {seat.name}"
-    if read.tokens_cache != readings.depth:
-        raise NotMeasuredError(f"{where}: {read.tokens_cache} tokens were reused, expected {readings.depth}")
-    if read.fallbacks:
-        raise NotMeasuredError(f"{where}: the worker failed ({', '.join(read.fallbacks)})")
-    expected = len(prompt) - readings.depth - 256 if seat.split_layer else 0
-    if read.tokens_worker != expected:
-        raise NotMeasuredError(
-            f"{where}: the worker ran {read.tokens_worker} tokens, expected {expected} ({read.bypass_reason})"
+def _measure_round(
+    case: Case, depth: int, rig: Rig, seats: list[Seat], prompt: NDArray[np.int32], report: Report
+) -> Round:
+    """One read on every seat, of the same prompt."""
+    measured = Round()
+    for seat in seats:
+        meter = LoadMeter(rig.processes.pids)
+        answer = seat.client.generate(prompt, TOKENS_COMPARED)
+        others_share = meter.others_share()
+        check_read(
+            f"{case.label} at depth {depth}, {seat.name}", depth, seat, answer, measured.answers.get(0)
         )
-    alone = readings.answers[0]
-    if seat.split_layer and answer.token_ids != alone[len(readings.answers[seat.split_layer])].token_ids:
-        raise NotMeasuredError(f"{where}: it chose other tokens than the host alone: {answer.token_ids}")
+        measured.answers[seat.split_layer] = answer
+        measured.others_share = max(measured.others_share, others_share)
+        _tell(report, case, depth, seat, answer, others_share)
+    return measured
 
 
-def _tell(report: Report, readings: Readings, seat: Seat, answer: Answer, round_number: int) -> None:
+def _tell(report: Report, case: Case, depth: int, seat: Seat, answer: Answer, others_share: float) -> None:
     read = answer.report
     report.progress(
-        f"{readings.case.label} d{readings.depth} round {round_number + 1}: {seat.name} {answer.first_token_s:.2f} s"
+        f"{case.label} d{depth}: {seat.name} {answer.first_token_s:.2f} s"
         f" ({NEW_TOKENS / answer.first_token_s:.0f} tok/s, worker {read.tokens_worker} tokens,"
-        f" others used {readings.others[-1]:.0%} of the cores)"
+        f" others used {others_share:.0%} of the cores)"
     )
     stages = [
         {name: round(getattr(stage, name), 5) for name in stage.__struct_fields__} for stage in read.stages
     ]
     report.row(
-        model=readings.case.label,
-        depth=readings.depth,
+        model=case.label,
+        depth=depth,
         new_tokens=NEW_TOKENS,
         split_layer=seat.split_layer,
         read_s=answer.first_token_s,
@@ -175,7 +124,7 @@ def _tell(report: Report, readings: Readings, seat: Seat, answer: Answer, round_
         wait_s=read.wait_s,
         worker_tokens=read.tokens_worker,
         first_token_ids=answer.token_ids,
-        others_share=round(readings.others[-1], 4),
+        others_share=round(others_share, 4),
         stages=stages,
     )
 
@@ -187,16 +136,16 @@ def add_figures(report: Report, readings: Readings) -> None:
     """The four figures of one (model, depth)."""
     forty, best = readings.case.split_layers[0], readings.best_layer
     name = f"{readings.case.label}.d{readings.depth}"
-    took_part = {"worker_tokens": readings.worker_tokens(forty), "reads_alone": len(readings.answers[0])}
+    took_part = {"worker_tokens": readings.worker_tokens(forty), "reads_alone": len(readings.rounds)}
     report.figure(f"{name}.speedup_40_64", readings.speedup(forty), **took_part)
     report.figure(
         f"{name}.speedup_best_2k", readings.speedup(best), worker_tokens=readings.worker_tokens(best)
     )
     report.figure(f"{name}.best_split", best)
     report.figure(f"{name}.pipeline_efficiency", readings.efficiency(forty), **took_part)
-    if max(readings.others) > BUSY_SHARE:
+    if readings.others_share > BUSY_SHARE:
         report.note(
-            f"{name}: other programs took up to {max(readings.others):.0%} of the cores; measure on a quiet machine"
+            f"{name}: other programs took up to {readings.others_share:.0%} of the cores; measure on a quiet machine"
         )
 
 
@@ -206,7 +155,7 @@ def print_table(report: Report, everything: list[Readings]) -> None:
     for readings in everything:
         n_layer = ModelSpec.read(readings.case.path).n_layer_full
         for layer in (0, *readings.case.split_layers):
-            stages = readings.answers[layer][-1].report.stages
+            stages = readings.answers(layer)[-1].report.stages
             name = f"{readings.case.label} d{readings.depth}"
             head_ms = 1000 * median(stage.head_s for stage in stages)
             if not layer:
@@ -223,7 +172,7 @@ def print_table(report: Report, everything: list[Readings]) -> None:
                     head_ms,
                     1000 * median(stage.worker_s for stage in remote),
                     1000 * median(stage.import_s for stage in remote),
-                    1000 * median(answer.report.wait_s for answer in readings.answers[layer]),
+                    1000 * median(answer.report.wait_s for answer in readings.answers(layer)),
                 )
             )
     columns = "read s,speed-up,limit,efficiency,host ms,worker ms,import ms,wait ms".split(",")

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from common.wire.messages import ReadReport, UbatchTimes
 from services.bench.client import Answer
 from services.bench.report import NotMeasuredError, Report
-from services.bench.split import Case, Readings, Seat, _check, _split_layers, add_figures
+from services.bench.rig import Seat
+from services.bench.rounds import Case, Readings, Round, check_read, quietest, rounds_missing
+from services.bench.split import _split_layers, add_figures
 
 CASE = Case("m", Path("m.gguf"), (20, 16), (0,), n_rounds=3)
-PROMPT = np.zeros(2048, np.int32)
 ALONE, SPLIT = Seat("alone", 0, None), Seat("split20", 20, None)
 
 
@@ -32,13 +32,12 @@ def answer(seat, read_s, **changes):
     return Answer((1, 2, 3, 4), msgspec.structs.replace(report, **changes), read_s, read_s)
 
 
-def readings():
-    made = Readings(CASE, 0, {0: [], 20: [], 16: []}, others=[0.0])
+def readings(others_share=0.0):
+    rounds = []
     for alone_s, forty_s, half_s in ((16.0, 11.0, 9.0), (17.0, 10.0, 10.0), (50.0, 60.0, 8.0)):
-        made.answers[0].append(answer(ALONE, alone_s))
-        made.answers[20].append(answer(SPLIT, forty_s))
-        made.answers[16].append(answer(replace(SPLIT, split_layer=16), half_s))
-    return made
+        half = answer(replace(SPLIT, split_layer=16), half_s)
+        rounds.append(Round({0: answer(ALONE, alone_s), 20: answer(SPLIT, forty_s), 16: half}, others_share))
+    return Readings(CASE, 0, rounds)
 
 
 def test_figures_are_ratios_of_medians(tmp_path):
@@ -62,16 +61,31 @@ def test_figures_are_ratios_of_medians(tmp_path):
     ],
 )
 def test_a_read_that_did_something_else_is_refused(seat, changes, words):
-    made = Readings(CASE, 0, {0: [answer(ALONE, 1.0)], 20: []})
-    _check(made, seat, answer(seat, 1.0), PROMPT)
+    check_read("here", 0, seat, answer(seat, 1.0), answer(ALONE, 1.0))
     with pytest.raises(NotMeasuredError, match=words):
-        _check(made, seat, answer(seat, 1.0, **changes), PROMPT)
+        check_read("here", 0, seat, answer(seat, 1.0, **changes), None)
 
 
 def test_other_tokens_are_refused():
-    made = Readings(CASE, 0, {0: [answer(ALONE, 1.0)], 20: []})
-    with pytest.raises(NotMeasuredError, match="other tokens"):
-        _check(made, SPLIT, replace(answer(SPLIT, 1.0), token_ids=(1, 2, 3, 5)), PROMPT)
+    with pytest.raises(NotMeasuredError, match=r"\(1, 2, 3, 5\)"):
+        check_read("here", 0, SPLIT, replace(answer(SPLIT, 1.0), token_ids=(1, 2, 3, 5)), answer(ALONE, 1.0))
+
+
+def test_disturbed_rounds_are_repeated_within_a_bound_and_the_quiet_ones_count():
+    quiet, loud = Round(others_share=0.0), Round(others_share=0.5)
+    assert rounds_missing([], 3) and rounds_missing([quiet, quiet, loud], 3)
+    assert not rounds_missing([quiet, loud, quiet, quiet], 3)
+    assert rounds_missing([loud] * 5, 3) and not rounds_missing([loud] * 6, 3)
+    assert quietest([loud, quiet, loud, quiet], 2) == [quiet, quiet]
+
+
+def test_a_disturbed_measurement_says_so(tmp_path):
+    out = io.StringIO()
+    for share in (0.01, 0.4):
+        report = Report("split", "m", results_folder=tmp_path, out=out, err=io.StringIO())
+        add_figures(report, readings(share))
+        report.finish()
+    assert out.getvalue().count("quiet machine") == 1 and "40%" in out.getvalue()
 
 
 @pytest.mark.parametrize("n_layer, quick, layers", [(30, False, (18, 15, 14)), (32, True, (20, 16))])
