@@ -93,7 +93,8 @@ class ComputeThread:
             if isinstance(work.frame, Refused):
                 client.reply(service.failure(None, work.seq, work.frame.error))
                 return
-            answer = service.answer(work.frame, work.seq, self._clock() - work.arrived_at)
+            waited_s = self._clock() - work.arrived_at
+            answer = service.answer(work.frame, work.seq, waited_s, gone=lambda: client.closed)
         except OutriggerError as error:
             self._refuse(work, error)
         except Exception as error:

@@ -8,14 +8,14 @@ thread only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import EngineError, ModelError, NonFiniteError, PositionError
+from common.errors import EngineError, LinkDownError, ModelError, NonFiniteError, PositionError
 from common.limits import SNAPSHOTS_MAX
 from common.wire.messages import ROWS_KV, ROWS_STATE, WANT_LOGITS, WANT_ROWS, WANT_STATE, WANT_TAPS
 from common.wire.rows import KIND_V, RowSection
@@ -86,13 +86,22 @@ class TailMirror:
 
     # --- the operations
 
-    def run(self, residual: np.ndarray, position: int, want: int) -> TailRun:
-        """Run the tail over residual f32 [n_tokens, n_embd] at `position`, which must be n_valid."""
+    def run(
+        self, residual: np.ndarray, position: int, want: int, gone: Callable[[], bool] = lambda: False
+    ) -> TailRun:
+        """Run the tail over residual f32 [n_tokens, n_embd] at `position`, which must be n_valid.
+
+        gone is asked before each ubatch whether anybody still wants it; if not, LinkDownError.
+        """
         end = position + len(residual)
         self._check_chunk(residual, position, want)
         before = self.n_valid
         try:
             for begin, stop in _ubatches(position, end, self.engine.n_ubatch):
+                if gone():
+                    raise LinkDownError(
+                        f"the client left; positions [{begin}, {end}) of its chunk were not run"
+                    )
                 last = "last" if want & WANT_LOGITS and stop == end else "none"
                 out = self.span.run(residual[begin - position : stop - position], begin, logits=last)
             sections = self.rows(position, end, _wanted_flags(want))

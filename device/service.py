@@ -70,14 +70,17 @@ class TailService:
             ext.Trim2: self._trim2,
         }
 
-    def answer(self, frame: Frame, seq: int, queue_s: float) -> Answer:
-        """The answer to `frame`, number `seq`, that waited queue_s for its turn. Raises OutriggerError."""
+    def answer(self, frame: Frame, seq: int, queue_s: float, gone: Callable[[], bool]) -> Answer:
+        """The answer to `frame`, number `seq`, that waited queue_s for its turn. Raises OutriggerError.
+
+        gone says whether its client has left, which ends a long chunk early.
+        """
         if isinstance(frame, ext.Hello3):
             return self._hello3(frame)
         if isinstance(frame, base.Hello):
             return Answer(self._hello(frame))
         if isinstance(frame, (base.Chunk, ext.Chunk2)):
-            return Answer(self._methods[type(frame)](frame, seq, queue_s))
+            return Answer(self._methods[type(frame)](frame, seq, queue_s, gone))
         return Answer(self._methods[type(frame)](frame, seq))
 
     def failure(self, frame: Frame | None, seq: int, error: OutriggerError) -> Frame:
@@ -162,8 +165,10 @@ class TailService:
         self.mirror.empty()
         return base.ResetOk()
 
-    def _chunk(self, chunk: base.Chunk, _seq: int, _queue_s: float) -> base.ChunkAck:
-        ran, compute_ms = self._run(chunk, chunk.want & (WANT_LOGITS | WANT_TAPS))
+    def _chunk(
+        self, chunk: base.Chunk, _seq: int, _queue_s: float, gone: Callable[[], bool]
+    ) -> base.ChunkAck:
+        ran, compute_ms = self._run(chunk, chunk.want & (WANT_LOGITS | WANT_TAPS), gone)
         n_logits = 0 if ran.logits is None else len(ran.logits)
         return base.ChunkAck(0, chunk.n_tok, n_logits, compute_ms, _output(ran))
 
@@ -187,8 +192,8 @@ class TailService:
 
     # --- extension requests
 
-    def _chunk2(self, chunk: ext.Chunk2, seq: int, queue_s: float) -> ext.Chunk2Ack:
-        ran, compute_ms = self._run(chunk, chunk.want)
+    def _chunk2(self, chunk: ext.Chunk2, seq: int, queue_s: float, gone: Callable[[], bool]) -> ext.Chunk2Ack:
+        ran, compute_ms = self._run(chunk, chunk.want, gone)
         n_logits = 0 if ran.logits is None else len(ran.logits)
         return ext.Chunk2Ack(
             answers=seq,
@@ -216,12 +221,14 @@ class TailService:
 
     # --- inside
 
-    def _run(self, chunk: base.Chunk | ext.Chunk2, want: int) -> tuple[TailRun, float]:
+    def _run(
+        self, chunk: base.Chunk | ext.Chunk2, want: int, gone: Callable[[], bool]
+    ) -> tuple[TailRun, float]:
         """Run a chunk's residual. Returns what it left and the milliseconds it took."""
         start = self._clock()
         dtype = np.float32 if chunk.dtype == base.DTYPE_F32 else np.float16
         residual = np.frombuffer(chunk.residual.joined(), dtype).reshape(chunk.n_tok, self.mirror.n_embd)
-        ran = self.mirror.run(residual.astype(np.float32, copy=False), chunk.pos0, want)
+        ran = self.mirror.run(residual.astype(np.float32, copy=False), chunk.pos0, want, gone)
         self.n_chunks += 1
         return ran, 1000 * (self._clock() - start)
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.engine.engine import Engine
-from common.errors import EngineError, ModelError, NonFiniteError, OutriggerError, PositionError
+from common.errors import (
+    EngineError,
+    LinkDownError,
+    ModelError,
+    NonFiniteError,
+    OutriggerError,
+    PositionError,
+)
 from common.limits import SNAPSHOTS_MAX
 from common.wire.messages import ROWS_KV, ROWS_STATE, WANT_LOGITS, WANT_ROWS, WANT_STATE, WANT_TAPS
 from device.mirror import TailMirror, _ubatches
@@ -113,6 +120,13 @@ def test_a_failure_in_the_middle_of_a_chunk_is_undone(case, mirror, monkeypatch)
         mirror.run(residual[:200], 0, 0)
     assert mirror.n_valid == 200
     assert content(mirror, 200) == before
+
+
+def test_a_long_chunk_nobody_waits_for_ends_at_the_next_ubatch(case, mirror):
+    answers = iter([False, True])
+    with pytest.raises(LinkDownError, match=r"\[256, 600\)"):
+        mirror.run(case.residual(600), 0, 0, gone=lambda: next(answers))
+    assert mirror.n_valid == 0
 
 
 def test_rows_pushed_are_rows_computed(case, mirror):

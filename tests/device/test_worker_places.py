@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from common.errors import FingerprintError, ModelError, RemoteProtocolError, WorkerBusyError
+from common.model.spec import ModelSpec
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
 from common.wire.frames import HEADER, RESIDUAL
@@ -192,6 +193,22 @@ def test_it_says_what_it_serves_and_ends_when_told(cases):
         with pytest.raises((EOFError, ConnectionError)):
             end.heard()
         end.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_it_ends_in_the_middle_of_a_chunk(smollm2, number):
+    """4,096 tokens through 28 layers take many seconds; the worker leaves long before."""
+    spec = ModelSpec.read(smollm2)
+    with worker_process(smollm2, n_ctx=4096) as worker, host_end(worker.link) as end:
+        end.greet(spec, 2)
+        residual = np.random.default_rng(0).standard_normal((4096, spec.n_embd), np.float32)
+        end.send(chunk2(residual, 0))
+        time.sleep(0.5)
+        worker.signal(number)
+        assert worker.wait(5) == 0
+        with pytest.raises((EOFError, ConnectionError)):
+            end.heard()
 
 
 def test_it_serves_a_whole_model_from_any_layer(cases):
