@@ -70,8 +70,12 @@ class Run:
         return found
 
     def stop(self) -> int:
+        """Ctrl-C; the exit code. What everybody logged is printed, for pytest to show when a test fails."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(WAIT_S)
+        code = self.process.wait(WAIT_S)
+        for log in sorted((self.folder / "run").glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text()[-4000:]}")
+        return code
 
 
 @pytest.fixture
@@ -90,8 +94,10 @@ def test_what_it_prints_can_be_pasted_and_the_worker_reads_along(folder, smollm2
             done = subprocess.run(
                 ["sh", "-c", pasted], capture_output=True, text=True, timeout=ANSWER_S, check=True
             )
-            assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-        answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(64)))
+            answer = json.loads(done.stdout)
+            assert "choices" in answer, answer
+            assert answer["choices"][0]["message"]["content"]
+        answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(110)))
         assert answer["usage"]["prompt_tokens"] > 600
         assert answer["outrigger"]["tokens_worker"] >= 512
         assert len(run.pids()) == 6, "the command, the supervisor, gateway, mac, bridge and worker"
