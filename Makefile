@@ -32,8 +32,8 @@ run: ## set up, then serve in the foreground: gateway, mac, bridge and a worker 
 	$(SET_UP) --quiet
 	@exec $(OUTRIGGER) run $(ARGS)
 
-test: ## set up, then run the tests (no other packages needed)
-	$(SET_UP) --quiet
+test: ## set up, fetch the models of the tests (93 and 238 MB, once), run the tests
+	$(SET_UP) --quiet --model gemma3-270m
 	@$(PYTEST) $(ARGS) || { code=$$?; echo "make test: failed (pytest exit code $$code)" >&2; exit $$code; }
 
 test-system: ## run the tests that need packages beyond Python's (not built yet)

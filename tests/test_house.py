@@ -100,7 +100,7 @@ def test_set_up_and_product_mean_the_same_model_file() -> None:
     from common.config import EMBEDDED_MODEL
     from services.setup import model
 
-    assert Path(EMBEDDED_MODEL).name == model.NAME
+    assert Path(EMBEDDED_MODEL).name == model.SMOLLM2.file
 
 
 @pytest.mark.parametrize(

