@@ -48,6 +48,28 @@ BUS_HWM_DATA_MESSAGES = 2 * CHUNK_WINDOW_MAX
 BUS_BODY_BYTES_MAX = 8 * MIB
 BUS_FRAMES_MAX = 8
 
+# --- the public ZeroMQ endpoint
+PUBLIC_BYTES_MAX = 17 * MIB
+"""Longest frame of a client; a longer one cuts its connection before it is read."""
+PUBLIC_ID_CHARS_MAX = 64
+PUBLIC_HWM_MESSAGES = 256
+"""Messages that ZeroMQ holds for one client; what comes after them waits in the gateway, bounded as below."""
+PUBLIC_CLIENTS_MAX = 256
+PUBLIC_REQUESTS_MAX = 128
+"""Requests of one client that are not ended yet."""
+PUBLIC_REPLIES_MAX = 2048
+"""Replies that wait for a client that does not read, streams aside; one more and the client is cut."""
+PUBLIC_PENDING_BYTES_MAX = 64 * MIB
+"""Bytes of bodies that wait to be prepared, of all clients."""
+PUBLIC_CREDIT = 256
+PUBLIC_CREDIT_MAX = 1 << 20
+PUBLIC_BUFFER_TOKENS_MAX = 4096
+"""Tokens of one answer that wait for a client's credit; one more and the request is ended."""
+PUBLIC_PIECE_TOKENS_MAX = 256
+"""Tokens told in one message when several wait."""
+EVENTS_HWM_MESSAGES = 1024
+"""Events that wait for one subscriber; later ones are dropped, and their numbers show the gap."""
+
 # --- requests
 REQUESTS_WAITING_MAX = 64
 PROMPT_BYTES_MAX = 16 * MIB
@@ -67,5 +89,8 @@ assert UBATCH_TOKENS * N_EMBD_MAX * 4 <= FRAME_BYTES_MAX, "a frame holds one uba
 assert FINGERPRINT_TEXT_BYTES_MAX < FRAME_BYTES_MAX
 assert TOKEN_CREDIT < BUS_HWM_MESSAGES, "a stream out of credit never fills the pipe"
 assert CHUNK_WINDOW_MAX < BUS_HWM_DATA_MESSAGES, "a full window never fills the pipe"
+assert PROMPT_BYTES_MAX < PUBLIC_BYTES_MAX <= PUBLIC_PENDING_BYTES_MAX, (
+    "the longest prompt fits, and can be prepared"
+)
 assert CHUNK_WINDOW <= CHUNK_WINDOW_MAX
 assert UBATCH_TOKENS <= CHUNK_TOKENS_MAX

@@ -64,7 +64,7 @@ class HostSettings(Leaf, frozen=True):
 
 
 class GatewaySettings(Leaf, frozen=True):
-    """The HTTP side."""
+    """The doors for programs: HTTP and ZeroMQ."""
 
     http_host: Annotated[
         str, _says("address the API listens on; 127.0.0.1 is this machine only", min_length=1)
@@ -82,6 +82,28 @@ class GatewaySettings(Leaf, frozen=True):
     stream_comment_s: Annotated[
         float, _says("silence after which a stream gets a comment line with its progress", gt=0, le=60)
     ] = 10.0
+    zmq: Annotated[Literal["on", "off"], _says("whether programs may ask over ZeroMQ, too")] = "on"
+    zmq_host: Annotated[
+        str,
+        _says("address of the ZeroMQ endpoints; other than loopback only with keys", min_length=1),
+    ] = "127.0.0.1"
+    zmq_port: Annotated[int, _says("port of the ZeroMQ endpoint; 0 takes a free one", ge=0, le=65_535)] = 5570
+    zmq_events_port: Annotated[
+        int, _says("port of the ZeroMQ events; 0 takes a free one", ge=0, le=65_535)
+    ] = 5571
+    zmq_secret_file: Annotated[
+        str, _says("our CURVE secret key (`outrigger keys new`); with it, tcp clients need keys")
+    ] = ""
+    zmq_clients_file: Annotated[
+        str, _says("public CURVE keys of the clients that may come in, one a line")
+    ] = ""
+    zmq_lease_s: Annotated[
+        float, _says("silence after which a ZeroMQ client's requests are cancelled", ge=1, le=3600)
+    ] = 60.0
+    zmq_stall_s: Annotated[
+        float,
+        _says("seconds that an answer waits for a ZeroMQ client's credit before it is ended", gt=0, le=3600),
+    ] = 60.0
     host_stall_s: Annotated[
         float,
         _says("seconds without a turn of the computing thread after which /health says so", ge=1, le=3600),

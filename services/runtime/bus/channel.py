@@ -5,27 +5,21 @@ Called by the asyncio forms (tasks.py) and the blocking forms (blocking.py) of t
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
-from common.errors import ServiceError, SettingError
 from common.wire.codec import Side
 from common.wire.routes import Route
+from services.runtime.bus.sockets import bind, configure, demand_keys, present_key
 from services.runtime.conversation import BusEvent, Conversation, Received, peer_name
 from services.runtime.endpoints import CurveKeys, check_endpoint
 
 CONNECT_WAIT_S = 2.0
 """How long an asker's send waits for a connection before it gives up."""
-LINGER_MS = 200
-HEARTBEAT_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 10_000
-RECONNECT_MS = (20, 1_000)
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -41,6 +35,11 @@ EventSink = Callable[[BusEvent], None]
 def new_key_pair() -> tuple[bytes, bytes]:
     """A fresh CURVE key pair (public, secret), z85."""
     return zmq.curve_keypair()
+
+
+def public_key_of(secret: bytes) -> bytes:
+    """The public key (z85) that belongs to a secret one. Raises ValueError when it is not a key."""
+    return zmq.curve_public(secret)
 
 
 def libzmq_version() -> str:
@@ -85,7 +84,7 @@ class Channel:
         self._monitor: zmq.Socket | None = None
         self._socket = self._new_socket()
         try:
-            self._configure()
+            configure(self._socket, hwm=self.route.hwm, frame_bytes_max=self.route.frame_bytes_max)
             if keys:
                 self._secure(keys)
             self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -97,32 +96,11 @@ class Channel:
     def _new_socket(self) -> zmq.Socket:
         return self._context.socket(self._type)
 
-    def _configure(self) -> None:
-        socket, route = self._socket, self.route
-        socket.setsockopt(zmq.SNDHWM, route.hwm)
-        socket.setsockopt(zmq.RCVHWM, route.hwm)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, route.frame_bytes_max)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-
     def _secure(self, keys: CurveKeys) -> None:
-        self._socket.curve_publickey = keys.public
-        self._socket.curve_secretkey = keys.secret
         if self._side == "asker":
-            if len(keys.pinned) != 1:
-                raise SettingError(f"keys: an asker pins one key, its owner's; {len(keys.pinned)} given")
-            (self._socket.curve_serverkey,) = keys.pinned
-            return
-        self._socket.curve_server = True
-        self._socket.zap_domain = self.route.name.encode()
-        self._judge = ThreadAuthenticator(self._context)
-        self._judge.start()
-        self._judge.configure_curve_callback(self.route.name, _Pinned(keys.pinned))
+            present_key(self._socket, keys)
+        else:
+            self._judge = demand_keys(self._context, self._socket, keys, self.route.name)
 
     def _attach(self) -> None:
         self._socket.setsockopt(zmq.ROUTING_ID, self.conversation.identity)
@@ -131,13 +109,7 @@ class Channel:
     def _bind(self) -> None:
         """Bind, and learn the port when 0 was asked for. A second owner is refused: ZeroMQ would steal the socket."""
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._lock_fd = _lock_ipc(self.endpoint, self.route)
-        bind_to = self.endpoint[:-1] + "*" if self.endpoint.endswith(":0") else self.endpoint
-        try:
-            self._socket.bind(bind_to)
-        except zmq.ZMQError as error:
-            raise ServiceError(f"route {self.route.name}: cannot bind {self.endpoint}: {error}") from error
-        self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self.endpoint, self._lock_fd = bind(self._socket, self.endpoint, f"route {self.route.name}")
 
     def _unsent(self, error: zmq.ZMQError, to: bytes) -> Exception:
         """The route's error for a message that could not leave."""
@@ -184,29 +156,3 @@ class Channel:
         if self._side == "owner":
             return self.conversation.open(views[1:], bytes(views[0]))
         return self.conversation.open(views)
-
-
-class _Pinned:
-    """Says yes to the client keys that were pinned."""
-
-    def __init__(self, keys: frozenset[bytes]) -> None:
-        self._keys = keys
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        return key in self._keys
-
-
-def _lock_ipc(endpoint: str, route: Route) -> int:
-    """Hold a lock beside an ipc socket, so that a second owner is refused. Returns the descriptor, -1 for tcp."""
-    if not endpoint.startswith("ipc://"):
-        return -1
-    path = Path(endpoint.removeprefix("ipc://") + ".lock")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise ServiceError(
-            f"route {route.name}: another process already serves {endpoint}; stop it or use another run directory"
-        ) from None
-    return fd
