@@ -12,6 +12,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from common.errors import FingerprintError, ModelError, RemoteProtocolError, WorkerBusyError
@@ -176,6 +177,34 @@ def test_half_open_connections_do_not_keep_others_out(case, worker):
     finally:
         for sock in idle:
             sock.close()
+
+
+def test_nothing_leaks(case, worker):
+    """Descriptors and threads of the worker after fifty clients of all kinds are those before them."""
+
+    def held() -> tuple[int, int]:
+        process = psutil.Process(worker.process.pid)
+        return process.num_fds(), process.num_threads()
+
+    def clients(n: int) -> None:
+        for _ in range(n):
+            with host_end(worker.link) as end:
+                end.greet(case.spec, case.first)
+            with socket.create_connection(worker.link) as sock:
+                sock.sendall(b"garbage" * 9)
+                closes(sock)
+            with socket.create_connection(worker.control) as sock:
+                sock.sendall(b"mem\n")
+                assert sock.recv(10)
+
+    clients(2)
+    before = held()
+    clients(15)
+    deadline = time.monotonic() + 20
+    while any(now > then for now, then in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the last ones are still leaving
+    descriptors, threads = held()
+    assert descriptors <= before[0] and threads <= before[1]
 
 
 # --- life
