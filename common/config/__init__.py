@@ -18,6 +18,7 @@ from common.config.tree import (
     RunSettings,
     Settings,
     WorkerSettings,
+    ZmqSettings,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RunSettings",
     "Settings",
     "WorkerSettings",
+    "ZmqSettings",
     "explain_settings",
     "find_file",
     "load_settings",

@@ -64,7 +64,7 @@ class HostSettings(Leaf, frozen=True):
 
 
 class GatewaySettings(Leaf, frozen=True):
-    """The doors for programs: HTTP and ZeroMQ."""
+    """The HTTP side."""
 
     http_host: Annotated[
         str, _says("address the API listens on; 127.0.0.1 is this machine only", min_length=1)
@@ -82,32 +82,50 @@ class GatewaySettings(Leaf, frozen=True):
     stream_comment_s: Annotated[
         float, _says("silence after which a stream gets a comment line with its progress", gt=0, le=60)
     ] = 10.0
-    zmq: Annotated[Literal["on", "off"], _says("whether programs may ask over ZeroMQ, too")] = "on"
-    zmq_host: Annotated[
-        str,
-        _says("address of the ZeroMQ endpoints; other than loopback only with keys", min_length=1),
-    ] = "127.0.0.1"
-    zmq_port: Annotated[int, _says("port of the ZeroMQ endpoint; 0 takes a free one", ge=0, le=65_535)] = 5570
-    zmq_events_port: Annotated[
-        int, _says("port of the ZeroMQ events; 0 takes a free one", ge=0, le=65_535)
-    ] = 5571
-    zmq_secret_file: Annotated[
-        str, _says("our CURVE secret key (`outrigger keys new`); with it, tcp clients need keys")
-    ] = ""
-    zmq_clients_file: Annotated[
-        str, _says("public CURVE keys of the clients that may come in, one a line")
-    ] = ""
-    zmq_lease_s: Annotated[
-        float, _says("silence after which a ZeroMQ client's requests are cancelled", ge=1, le=3600)
-    ] = 60.0
-    zmq_stall_s: Annotated[
-        float,
-        _says("seconds that an answer waits for a ZeroMQ client's credit before it is ended", gt=0, le=3600),
-    ] = 60.0
     host_stall_s: Annotated[
         float,
         _says("seconds without a turn of the computing thread after which /health says so", ge=1, le=3600),
     ] = 120.0
+
+
+class ZmqSettings(Leaf, frozen=True):
+    """The gateway's door for programs that speak ZeroMQ."""
+
+    door: Annotated[Literal["on", "off"], _says("whether programs may ask over ZeroMQ, too", flat="zmq")] = (
+        "on"
+    )
+    host: Annotated[
+        str,
+        _says(
+            "address of the ZeroMQ endpoints; other than loopback only with keys",
+            flat="zmq_host",
+            min_length=1,
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, _says("port of the ZeroMQ endpoint; 0 takes a free one", flat="zmq_port", ge=0, le=65_535)
+    ] = 5570
+    events_port: Annotated[
+        int, _says("port of the ZeroMQ events; 0 takes a free one", flat="zmq_events_port", ge=0, le=65_535)
+    ] = 5571
+    secret_file: Annotated[
+        str,
+        _says(
+            "our CURVE secret key (`outrigger keys new`); with it, tcp clients need keys",
+            flat="zmq_secret_file",
+        ),
+    ] = ""
+    clients_file: Annotated[
+        str, _says("public CURVE keys of the clients that may come in, one a line", flat="zmq_clients_file")
+    ] = ""
+    lease_s: Annotated[
+        float,
+        _says("silence after which a client's requests are cancelled", flat="zmq_lease_s", ge=1, le=3600),
+    ] = 60.0
+    stall_s: Annotated[
+        float,
+        _says("seconds that an answer waits for its client's credit", flat="zmq_stall_s", gt=0, le=3600),
+    ] = 60.0
 
 
 class BridgeSettings(Leaf, frozen=True):
@@ -196,6 +214,7 @@ class Settings(Leaf, frozen=True):
     run: RunSettings = RunSettings()
     host: HostSettings = HostSettings()
     gateway: GatewaySettings = GatewaySettings()
+    zmq: ZmqSettings = ZmqSettings()
     bridge: BridgeSettings = BridgeSettings()
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
