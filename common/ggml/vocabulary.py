@@ -124,6 +124,10 @@ class Vocabulary:
             known = self._pieces[token_id] = self._piece_native(token_id, special=False)
         return known
 
+    def spelling(self, token_id: int) -> bytes:
+        """Bytes a token is written as, control tokens included. Raises RequestError for an id outside the vocabulary."""
+        return self.piece(token_id) or self._piece_native(token_id, special=True)
+
     def token_text(self, token_id: int) -> str:
         """How a token is written in a template, control tokens included ("<|im_end|>")."""
         self._require_id(token_id)

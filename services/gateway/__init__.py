@@ -9,6 +9,8 @@ It does not know tensors, layers, the worker or the cable; the host (services.ma
     prompt     text -> token ids -> the Generate message
     text       token bytes -> text that may be sent (UTF-8, stop strings)
     streams    the table of running requests: messages of the host in, pieces of answers out
+    choices    one choice: tokens -> text, log-probabilities, the reason of its end
+    gather     pieces -> chunks of a stream, or one body
     answers    pieces -> OpenAI-shaped bodies and chunks; errors -> OpenAI-shaped errors
     sse        bodies -> server-sent events
     trip       one request from body to end, for both doors: HTTP and ZeroMQ

@@ -23,7 +23,8 @@ async def body(life: Life) -> None:
     ours = life.settings.gateway
     require_key_off_loopback(ours.http_host, ours.api_key)
     prompts = await asyncio.to_thread(PromptReader.load, Path(life.settings.host.model))
-    table = RequestTable(prompts.vocabulary.piece, prompts.vocabulary.end_ids)
+    words = prompts.vocabulary
+    table = RequestTable(words.piece, words.end_ids, words.spelling)
     async with HostChannel(
         life.endpoint(GENERATE),
         table,

@@ -6,14 +6,14 @@ Called by server.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from common.wire.messages import ReadReport
-
-FinishReason = Literal["stop", "length"]
+from services.gateway.choices import FinishReason, Spelled, TokenTold
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +46,57 @@ class Voice:
     include_usage: bool = False
     """Streams only: every chunk has a usage field, null but in the last."""
 
-    def opening(self) -> dict[str, Any] | None:
-        """The first chunk of a chat stream names the role; a completion stream has no such chunk."""
-        return self._chunk({"role": "assistant", "content": ""}) if self.chat else None
+    def opening(self, choice: int = 0) -> dict[str, Any] | None:
+        """The first chunk of a choice of a chat stream names the role; a completion stream has no such chunk."""
+        return self._chunk(choice, {"role": "assistant", "content": ""}) if self.chat else None
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """One chunk with text."""
-        return self._chunk({"content": text} if self.chat else text)
+    def piece(self, text: str, choice: int = 0, told: Sequence[TokenTold] = ()) -> dict[str, Any]:
+        """One chunk with text, and with what is told of tokens."""
+        return self._chunk(choice, {"content": text} if self.chat else text, told=told)
 
-    def closing(self, reason: FinishReason) -> dict[str, Any]:
-        """The chunk that says why the answer ended."""
-        return self._chunk({} if self.chat else "", reason)
+    def closing(self, reason: FinishReason, choice: int = 0) -> dict[str, Any]:
+        """The chunk that says why a choice ended."""
+        return self._chunk(choice, {} if self.chat else "", reason)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The chunk after the closing one, when usage was asked for: no choices."""
         return self._frame(stream=True) | {"choices": [], "usage": usage.body()}
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
-        """The answer to a request without a stream."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+    def choice(
+        self, index: int, text: str, reason: FinishReason, told: Sequence[TokenTold] | None = None
+    ) -> dict[str, Any]:
+        """One choice of an answer without a stream. told: None when nobody asked for log-probabilities."""
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reason}
+        if told is not None:
+            choice["logprobs"] = self._logprobs(told)
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        return self._frame(stream=False) | {"choices": [choice], "usage": usage.body()}
+        return choice
 
-    def _chunk(self, delta: dict[str, str] | str, reason: FinishReason | None = None) -> dict[str, Any]:
+    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """The answer to a request without a stream."""
+        return self._frame(stream=False) | {"choices": choices, "usage": usage.body()}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, str] | str,
+        reason: FinishReason | None = None,
+        told: Sequence[TokenTold] = (),
+    ) -> dict[str, Any]:
         choice = {
-            "index": 0,
+            "index": index,
             "delta" if self.chat else "text": delta,
-            "logprobs": None,
+            "logprobs": self._logprobs(told) if told else None,
             "finish_reason": reason,
         }
         body = self._frame(stream=True) | {"choices": [choice]}
         return body | {"usage": None} if self.include_usage else body
+
+    def _logprobs(self, told: Sequence[TokenTold]) -> dict[str, Any]:
+        return chat_logprobs(told) if self.chat else completion_logprobs(told)
 
     def _frame(self, *, stream: bool) -> dict[str, Any]:
         if not self.chat:
@@ -87,6 +104,37 @@ class Voice:
         else:
             kind = "chat.completion.chunk" if stream else "chat.completion"
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+
+def chat_logprobs(told: Sequence[TokenTold]) -> dict[str, Any]:
+    """OpenAI's logprobs object of a chat choice."""
+    content = [
+        _spelled(token.chosen) | {"top_logprobs": [_spelled(other) for other in token.top]} for token in told
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _spelled(token: Spelled) -> dict[str, Any]:
+    return {"token": token.text, "bytes": list(token.data), "logprob": token.logprob}
+
+
+def completion_logprobs(told: Sequence[TokenTold]) -> dict[str, Any]:
+    """OpenAI's older logprobs object, of a completion: parallel lists; the token chosen is always among the top ones.
+
+    Of tokens that are written alike the likeliest is named.
+    """
+    tops = []
+    for token in told:
+        likeliest: dict[str, float] = {}
+        for one in (*token.top, token.chosen):
+            likeliest.setdefault(one.text, one.logprob)
+        tops.append(likeliest)
+    return {
+        "tokens": [token.chosen.text for token in told],
+        "token_logprobs": [token.chosen.logprob for token in told],
+        "top_logprobs": tops,
+        "text_offset": [token.text_offset for token in told],
+    }
 
 
 def model_body(name: str, created: int, n_ctx: int | None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Answer:
             stops=job.stops,
             expires_at=expires_at,
             wake=self._ready.set,
+            n_choices=job.n_choices,
         )
 
     async def wait(self, timeout_s: float) -> None:
@@ -117,6 +118,8 @@ class HostChannel:
             stop_token_ids=self.table.end_ids,
             deadline_s=deadline_s,
             credit=TOKEN_CREDIT,
+            n_choices=job.n_choices,
+            top_logprobs=job.top_logprobs,
         )
         try:
             await self._asker.send(generate, job.ids)

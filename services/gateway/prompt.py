@@ -35,6 +35,8 @@ class Job:
     max_tokens: int
     sampling: Sampling
     stops: tuple[str, ...]
+    n_choices: int = 1
+    top_logprobs: int | None = None
 
 
 class PromptReader:
@@ -76,12 +78,15 @@ class PromptReader:
             error = ContextExceededError(len(ids), n_ctx)
             error.param = param
             raise error
+        self._check_bias(request)
         asked = request.n_tokens_asked
         return Job(
             ids=np.asarray(ids, np.int32),
             max_tokens=room if asked is None else min(asked, room),
             sampling=request.sampling(fresh_seed),
             stops=request.stops,
+            n_choices=request.n_choices,
+            top_logprobs=request.n_top_logprobs,
         )
 
     def tokenize(self, request: TokenizeRequest) -> list[int]:
@@ -116,6 +121,14 @@ class PromptReader:
         if isinstance(prompt, str):
             return self._with_bos(self.vocabulary.tokenize(prompt, parse_special=True))
         return self._checked_ids(prompt)
+
+    def _check_bias(self, request: GenerationRequest) -> None:
+        last = self.vocabulary.n_vocab - 1
+        for token_id in map(int, request.logit_bias or ()):
+            if token_id > last:
+                raise RequestError(
+                    f"logit_bias names token id {token_id}; allowed are 0 to {last}", param="logit_bias"
+                )
 
     def _checked_ids(self, ids: Sequence[int | str]) -> list[int]:
         last = self.vocabulary.n_vocab - 1

@@ -14,12 +14,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from common.errors import RequestError, UnsupportedParameterError
-from services.gateway.requests import MESSAGES_MAX, NOT_BUILT, ChatMessage, ChatRequest, GenerationRequest
+from services.gateway.requests import (
+    LOGIT_BIAS_ABS_MAX,
+    MESSAGES_MAX,
+    NOT_BUILT,
+    ChatMessage,
+    ChatRequest,
+    GenerationRequest,
+)
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 VALUE_CHARS_MAX = 80
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,7}")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
@@ -148,12 +156,29 @@ def _shown(value: Any) -> str:
 
 def _check_together(request: GenerationRequest) -> None:
     """What types cannot say: parameters that do not go together."""
+    _check_biases(request.logit_bias or {})
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options is only allowed with stream = true", param="stream_options")
     if isinstance(request, ChatRequest):
+        if request.top_logprobs and not request.logprobs:
+            raise RequestError("top_logprobs is only allowed with logprobs = true", param="top_logprobs")
         both = (request.max_tokens, request.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise RequestError(
                 f"max_tokens = {both[0]} and max_completion_tokens = {both[1]} contradict each other; give one",
                 param="max_completion_tokens",
+            )
+
+
+def _check_biases(biases: Mapping[str, Any]) -> None:
+    for token_id, bias in biases.items():
+        name = f"logit_bias[{_shown(token_id)}]"
+        if not _TOKEN_ID.fullmatch(token_id):
+            raise RequestError(
+                f"{name}: the keys of logit_bias are token ids, such as 1234", param="logit_bias"
+            )
+        if type(bias) not in (int, float) or not -LOGIT_BIAS_ABS_MAX <= bias <= LOGIT_BIAS_ABS_MAX:
+            raise RequestError(
+                f"{name} must be a number from {-LOGIT_BIAS_ABS_MAX} to {LOGIT_BIAS_ABS_MAX}, not {_shown(bias)}",
+                param="logit_bias",
             )

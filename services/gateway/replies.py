@@ -15,7 +15,8 @@ from aiohttp import web
 from common.log import get_log
 from services.gateway import sse
 from services.gateway.failures import error_body
-from services.gateway.streams import Broken, Ended, Piece, Reading, Waiting, Wrote, generated_text
+from services.gateway.gather import Gathered, chunks_of
+from services.gateway.streams import Broken, Ended, Piece, Reading, Waiting, Wrote
 from services.gateway.tally import outcome_of
 from services.gateway.trip import Trip
 
@@ -38,14 +39,15 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The complete body. Raises the request's error when the answer breaks."""
-        texts: list[str] = []
+        job = self.trip.job
+        gathered = Gathered(job.n_choices, wants_logprobs=job.top_logprobs is not None)
         while True:
-            pieces = await self.trip.take(LOOK_EVERY_S)
-            texts += generated_text(pieces)
-            if pieces and isinstance(last := pieces[-1], Ended):
-                return self.trip.voice.whole("".join(texts), last.reason, last.usage) | self._report(last)
-            if pieces and isinstance(last, Broken):
-                raise last.error
+            for piece in await self.trip.take(LOOK_EVERY_S):
+                gathered.add(piece)
+                if isinstance(piece, Ended):
+                    return gathered.body(self.trip.voice, piece) | self._report(piece)
+                if isinstance(piece, Broken):
+                    raise piece.error
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events. Errors after the headers become an error event, which ends the stream without [DONE]."""
@@ -63,32 +65,35 @@ class Reply:
         return response
 
     async def _write_events(self, response: web.StreamResponse) -> None:
-        opening = self.trip.voice.opening()
-        if opening is not None:
-            await _write(response, sse.event(opening))
+        voice = self.trip.voice
+        openings = [voice.opening(choice) for choice in range(self.trip.job.n_choices)]
+        if said := b"".join(sse.event(opening) for opening in openings if opening):
+            await _write(response, said)
         progress, written_at = "waiting for the host", time.monotonic()
         last: Piece | None = None
         while not isinstance(last, Ended | Broken):
             pieces = await self.trip.take(written_at + self.comment_every_s - time.monotonic())
-            frames = [sse.event(self.trip.voice.piece(text)) for text in generated_text(pieces)]
+            frames: list[bytes] = []
             for last in pieces:
                 progress = self._progress(last) or progress
-            if isinstance(last, Ended | Broken):
-                frames += self._last_events(last)
-            elif not frames and time.monotonic() - written_at >= self.comment_every_s:
+                frames += self._events(last)
+            if not frames and time.monotonic() - written_at >= self.comment_every_s:
                 frames = [sse.comment(progress)]
             if frames:
                 await _write(response, b"".join(frames))
                 written_at = time.monotonic()
 
-    def _last_events(self, last: Ended | Broken) -> list[bytes]:
-        if isinstance(last, Broken):
-            return [sse.event(error_body(last.error))]
-        closing = self.trip.voice.closing(last.reason)
-        if not self.trip.voice.include_usage:
-            return [sse.event(closing | self._report(last)), sse.DONE]
-        usage = self.trip.voice.usage_chunk(last.usage) | self._report(last)
-        return [sse.event(closing), sse.event(usage), sse.DONE]
+    def _events(self, piece: Piece) -> list[bytes]:
+        """What a piece comes to; the report and the usage go with the last chunks."""
+        if isinstance(piece, Broken):
+            return [sse.event(error_body(piece.error))]
+        chunks = chunks_of(self.trip.voice, piece)
+        if not isinstance(piece, Ended):
+            return [sse.event(chunk) for chunk in chunks]
+        if self.trip.voice.include_usage:
+            chunks.append(self.trip.voice.usage_chunk(piece.usage))
+        chunks[-1] |= self._report(piece)
+        return [*map(sse.event, chunks), sse.DONE]
 
     def _report(self, last: Ended) -> dict[str, Any]:
         if not self.wants_report:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from common.limits import N_CTX_MAX, N_VOCAB_MAX
+from common.limits import CHOICES_MAX, LOGIT_BIAS_MAX, N_CTX_MAX, N_VOCAB_MAX, TOP_LOGPROBS_MAX
 from common.wire.messages import Sampling
 
+LOGIT_BIAS_ABS_MAX = 100
 STOPS_MAX = 16
 STOP_CHARS_MAX = 1024
 MESSAGES_MAX = 16_384
@@ -24,6 +25,7 @@ Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+TopCount = Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=N_CTX_MAX)]
 
 
@@ -76,6 +78,9 @@ class GenerationRequest(_Strict, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     seed: Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=LOGIT_BIAS_MAX)] | None = None
+    """Numbers by token id; JSON's keys are strings. reading.py checks them one by one, to name the wrong one."""
     stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -95,9 +100,19 @@ class GenerationRequest(_Strict, frozen=True, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def n_choices(self) -> int:
+        """Answers wanted."""
+        return self.n or 1
+
+    @property
     def n_tokens_asked(self) -> int | None:
         """Most tokens to generate; None is "as many as the context holds"."""
         return self.max_tokens
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        """Likeliest tokens to be told with each token; None: no log-probabilities at all."""
+        return None
 
     def sampling(self, fresh_seed: int) -> Sampling:
         """How tokens are chosen. OpenAI's defaults: temperature 1 and nothing cut off; temperature 0 is greedy.
@@ -114,6 +129,9 @@ class GenerationRequest(_Strict, frozen=True, kw_only=True):
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             repeat_penalty=_or(self.repeat_penalty, 1.0),
             seed=min(seed, 0xFFFF_FFFE),  # 2^32 - 1 means "any seed" to llama.cpp
+            logit_bias=tuple(
+                (int(token_id), float(bias)) for token_id, bias in (self.logit_bias or {}).items()
+            ),
         )
 
 
@@ -122,17 +140,28 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopCount | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def n_tokens_asked(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def n_top_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions: one prompt, as text, as a list with one text, or as token ids."""
 
     prompt: str | Annotated[list[str | int], Meta(min_length=1, max_length=N_CTX_MAX)]
+    logprobs: TopCount | None = None
+
+    @property
+    def n_top_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class TokenizeRequest(_Strict, frozen=True, kw_only=True):
@@ -155,16 +184,8 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-_SHARED_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "logprobs": (None, False),
-    "logit_bias": (None, {}),
-}
-
 NOT_BUILT: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
     ChatRequest: {
-        **_SHARED_NOT_BUILT,
-        "top_logprobs": (None, 0),
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),
         "parallel_tool_calls": (None, True, False),
@@ -182,7 +203,6 @@ NOT_BUILT: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
         "metadata": (None, {}),
     },
     CompletionRequest: {
-        **_SHARED_NOT_BUILT,
         "best_of": (None, 1),
         "echo": (None, False),
         "suffix": (None, ""),

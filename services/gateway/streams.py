@@ -7,15 +7,15 @@ pieces. One Stream is one request; it ends exactly once, with Ended or Broken, a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import LinkDeadlineError, LocalProtocolError, OutriggerError, ServiceError
 from common.limits import TOKEN_CREDIT
 from common.wire import messages as m
-from services.gateway.answers import FinishReason, Usage
+from services.gateway.answers import Usage
+from services.gateway.choices import Choice, FinishReason, TokenTold
 from services.gateway.failures import HostFailure
-from services.gateway.text import TextStream
 
 GRACE_S = 5.0
 """How long after its deadline the host may still say so itself, before the gateway gives a request up."""
@@ -38,19 +38,37 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """One token was generated; `text` is what it allows to send (often its own text, sometimes nothing)."""
+    """One token was generated; `text` is what it allows to send (often its own text, sometimes nothing).
+
+    `told` are the tokens whose log-probabilities may be sent now; empty when nobody asked for them.
+    """
 
     text: str
+    choice: int = 0
+    told: tuple[TokenTold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """One choice of several is complete while others go on; `text` is what was still held back."""
+
+    text: str
+    reason: FinishReason
+    choice: int
+    told: tuple[TokenTold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The answer is complete; `text` is what was still held back."""
+    """The answer is complete, with the choice that ended last; `text` is what was still held back of it."""
 
     text: str
     reason: FinishReason
     usage: Usage
+    """Of all choices together; the prompt counts once."""
     report: m.ReadReport
+    choice: int = 0
+    told: tuple[TokenTold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +78,7 @@ class Broken:
     error: OutriggerError
 
 
-Piece = Waiting | Reading | Wrote | Ended | Broken
+Piece = Waiting | Reading | Wrote | ChoiceEnded | Ended | Broken
 
 
 @dataclass(slots=True)
@@ -70,13 +88,10 @@ class Stream:
     request_id: str
     n_prompt: int
     expires_at: float
-    text: TextStream
+    choices: list[Choice]
     wake: Callable[[], None]
     """Called whenever there is something to take."""
     pieces: deque[Piece] = field(default_factory=deque)
-    n_received: int = 0
-    n_counted: int = 0
-    """Tokens of the answer: those received until a stop string was complete."""
     n_ungranted: int = 0
     over: bool = False
 
@@ -93,9 +108,18 @@ class Stream:
 class RequestTable:
     """All streams by request id."""
 
-    def __init__(self, piece_of: Callable[[int], bytes], end_ids: frozenset[int]) -> None:
-        """`piece_of`: the bytes of a token id; `end_ids`: the ids that end an answer."""
+    def __init__(
+        self,
+        piece_of: Callable[[int], bytes],
+        end_ids: frozenset[int],
+        spell: Callable[[int], bytes] | None = None,
+    ) -> None:
+        """`piece_of`: the bytes a token adds to a text; `end_ids`: the ids that end an answer.
+
+        `spell`: how a token is written, control tokens included; for telling log-probabilities.
+        """
         self._piece_of = piece_of
+        self._spell = spell or piece_of
         self.end_ids = tuple(sorted(end_ids))
         """What a Generate names as stop tokens."""
         self._end_ids = end_ids
@@ -112,13 +136,18 @@ class RequestTable:
         stops: Sequence[str],
         expires_at: float,
         wake: Callable[[], None],
+        n_choices: int = 1,
     ) -> Stream:
         """A new stream; its Generate is sent with TOKEN_CREDIT. Raises LocalProtocolError for an id that runs."""
         if request_id in self._streams:
             raise LocalProtocolError(f"request {request_id} runs already")
-        stream = Stream(request_id, n_prompt, expires_at, TextStream(stops), wake)
+        choices = [Choice(index, stops, self._text_bytes, self._spell) for index in range(n_choices)]
+        stream = Stream(request_id, n_prompt, expires_at, choices, wake)
         self._streams[request_id] = stream
         return stream
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._end_ids else self._piece_of(token_id)
 
     def close(self, stream: Stream) -> list[m.Message]:
         """The consumer leaves. What the host must be told: to stop, unless the stream is over."""
@@ -150,42 +179,62 @@ class RequestTable:
                 stream.give(Waiting(ahead))
             case m.PrefillAdvanced(tokens_done=done, tokens_total=total):
                 stream.give(Reading(done, total))
-            case m.TokenReady(index=index, token_id=token_id):
-                return self._token(stream, index, token_id)
+            case m.TokenReady():
+                return self._token(stream, message)
+            case m.ChoiceFinished():
+                if choice := self._complete(stream, message):
+                    self._end_choice(stream, choice, message.reason)
             case m.Finished():
-                self._finish(stream, message)
+                if choice := self._complete(stream, message):
+                    self._finish(stream, choice, message)
             case m.Failed(code=code, detail=detail):
                 stream.give(Broken(HostFailure(code, detail)))
         return []
 
-    def _token(self, stream: Stream, index: int, token_id: int) -> list[m.Message]:
-        if index != stream.n_received:
-            error = ServiceError(f"token {stream.n_received} of the answer was lost on the way from the host")
-            stream.give(Broken(error))
-            return [m.Cancel(stream.request_id)]
-        stream.n_received += 1
-        if stream.text.stopped:  # sent before the host heard of the Cancel
-            return []
-        stream.n_counted += 1
-        data = b"" if token_id in self._end_ids else self._piece_of(token_id)
-        stream.give(Wrote(stream.text.push(data)))
-        return [m.Cancel(stream.request_id)] if stream.text.stopped else []
-
-    def _finish(self, stream: Stream, finished: m.Finished) -> None:
-        if stream.n_received != finished.n_generated:
+    def _token(self, stream: Stream, ready: m.TokenReady) -> list[m.Message]:
+        choice = stream.choices[ready.choice] if 0 <= ready.choice < len(stream.choices) else None
+        if choice is None or ready.index != choice.n_received:
+            place = choice.n_received if choice else ready.index
             stream.give(
-                Broken(
-                    ServiceError(f"{finished.n_generated - stream.n_received} tokens were lost on the way")
-                )
+                Broken(ServiceError(f"token {place} of the answer was lost on the way from the host"))
             )
-            return
-        if finished.reason == "cancelled" and not stream.text.stopped:
+            return [m.Cancel(stream.request_id)]
+        was_stopped = choice.stopped
+        text, told = choice.push(ready.token_id, ready.logprobs)
+        if was_stopped:
+            stream.n_ungranted += 1  # the other choices draw on the same credit
+            return []
+        stream.give(Wrote(text, choice.index, told))
+        if not choice.stopped:
+            return []
+        return [m.Cancel(stream.request_id, choice.index if len(stream.choices) > 1 else None)]
+
+    def _complete(self, stream: Stream, end: m.ChoiceFinished | m.Finished) -> Choice | None:
+        """The choice that ended, if all of it came; otherwise the stream is broken."""
+        choice = stream.choices[end.choice] if 0 <= end.choice < len(stream.choices) else None
+        if choice is None or choice.n_received != end.n_generated:
+            n_lost = end.n_generated - (choice.n_received if choice else 0)
+            stream.give(Broken(ServiceError(f"{n_lost} tokens were lost on the way")))
+            return None
+        if end.reason == "cancelled" and not choice.stopped:
             stream.give(Broken(ServiceError("the host cancelled this request (it drains, or was told to)")))
-            return
-        rest = stream.text.end()
-        reason: FinishReason = "length" if finished.reason == "length" and not stream.text.stopped else "stop"
-        usage = Usage(finished.n_prompt, stream.n_counted, finished.report.tokens_cache)
-        stream.give(Ended(rest, reason, usage, finished.report))
+            return None
+        return choice
+
+    def _end_choice(self, stream: Stream, choice: Choice, reason: str) -> None:
+        text, told = choice.end()
+        stream.give(ChoiceEnded(text, choice.reason(reason), choice.index, told))
+
+    def _finish(self, stream: Stream, choice: Choice, finished: m.Finished) -> None:
+        """The end of the whole answer; choices that a stop string ended at the same time end just before it."""
+        for other in stream.choices:
+            if other is not choice and not other.ended:
+                self._end_choice(stream, other, "stop")
+        text, told = choice.end()
+        n_generated = sum(each.n_counted for each in stream.choices)
+        usage = Usage(finished.n_prompt, n_generated, finished.report.tokens_cache)
+        reason = choice.reason(finished.reason)
+        stream.give(Ended(text, reason, usage, finished.report, choice.index, told))
 
     def break_all(self, cause: str) -> None:
         """The host's life ended (or messages of it were lost): every running stream ends with an error."""
@@ -201,10 +250,3 @@ class RequestTable:
 
     def _running(self) -> Iterable[Stream]:
         return [stream for stream in self._streams.values() if not stream.over]
-
-
-def generated_text(pieces: Iterable[Piece]) -> Iterator[str]:
-    """The texts in `pieces`, in order, empty ones left out."""
-    for piece in pieces:
-        if isinstance(piece, Wrote | Ended) and piece.text:
-            yield piece.text

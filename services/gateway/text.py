@@ -17,6 +17,11 @@ class Utf8Decoder:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def waits(self) -> bool:
+        """Whether a code point has begun and is not complete."""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, data: bytes) -> str:
         """The text that `data` completes."""
         return self._decoder.decode(data)
@@ -66,6 +71,15 @@ class TextStream:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = Utf8Decoder()
         self._scanner = StopScanner(stops)
+        self.n_decoded = 0
+        """Characters that came in so far."""
+        self.n_sent = 0
+        """Characters that could leave so far."""
+
+    @property
+    def n_begun(self) -> int:
+        """Characters that came in, one that is not complete yet included."""
+        return self.n_decoded + self._decoder.waits
 
     @property
     def stopped(self) -> bool:
@@ -74,11 +88,19 @@ class TextStream:
 
     def push(self, data: bytes) -> str:
         """The text that may be sent now that a token brought `data`."""
-        return self._scanner.push(self._decoder.push(data))
+        return self._scan(self._decoder.push(data))
 
     def end(self) -> str:
         """The rest of the text once the last token is in."""
-        return self._scanner.push(self._decoder.end()) + self._scanner.end()
+        text, held = self._scan(self._decoder.end()), self._scanner.end()
+        self.n_sent += len(held)
+        return text + held
+
+    def _scan(self, decoded: str) -> str:
+        self.n_decoded += len(decoded)
+        text = self._scanner.push(decoded)
+        self.n_sent += len(text)
+        return text
 
 
 def _open_prefix(text: str, stop: str) -> int:

@@ -149,7 +149,7 @@ class Rig:
 
     async def _main(self) -> None:
         vocabulary = self.prompts.vocabulary
-        self.table = RequestTable(vocabulary.piece, vocabulary.end_ids)
+        self.table = RequestTable(vocabulary.piece, vocabulary.end_ids, vocabulary.spelling)
         await self.host.open()
         async with HostChannel(self.host.endpoint, self.table, **self._limits) as self.channel:
             self._tasks = [

@@ -12,6 +12,7 @@ from common import errors
 from common.wire import messages as m
 from services.gateway import sse
 from services.gateway.answers import Usage, Voice, report_body
+from services.gateway.choices import Spelled, TokenTold
 from services.gateway.failures import INTERNAL, HostFailure, error_body, status_of, unknown_model
 from services.gateway.tally import outcome_of
 
@@ -19,7 +20,7 @@ VOICE = Voice("chatcmpl-1", "a-model", 1234, chat=True)
 
 
 def test_a_whole_chat_answer():
-    assert VOICE.whole("hi", "stop", Usage(3, 2, 1)) == {
+    assert VOICE.whole([VOICE.choice(0, "hi", "stop")], Usage(3, 2, 1)) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1234,
@@ -38,6 +39,44 @@ def test_a_whole_chat_answer():
             "total_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 1},
         },
+    }
+
+
+TOLD = [
+    TokenTold(Spelled(b"a", -0.5), (Spelled(b"a", -0.5), Spelled(b"\xf0\x9f", -1.5)), 0),
+    TokenTold(Spelled(b"\x98", -2.5), (), 1),
+]
+
+
+def test_logprobs_have_openais_shape_and_exact_bytes():
+    choice = VOICE.choice(2, "a", "stop", TOLD)
+    assert choice["index"] == 2
+    assert choice["logprobs"] == {
+        "content": [
+            {
+                "token": "a",
+                "bytes": [97],
+                "logprob": -0.5,
+                "top_logprobs": [
+                    {"token": "a", "bytes": [97], "logprob": -0.5},
+                    {"token": "\ufffd", "bytes": [0xF0, 0x9F], "logprob": -1.5},
+                ],
+            },
+            {"token": "\ufffd", "bytes": [0x98], "logprob": -2.5, "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+    assert VOICE.piece("a", 2, TOLD)["choices"][0]["logprobs"] == choice["logprobs"]
+    assert VOICE.choice(0, "", "stop", [])["logprobs"]["content"] == []
+
+
+def test_a_completions_logprobs_are_parallel_lists_with_the_chosen_token_among_the_top():
+    voice = Voice("cmpl-1", "a-model", 1, chat=False)
+    assert voice.choice(0, "a", "stop", TOLD)["logprobs"] == {
+        "tokens": ["a", "\ufffd"],
+        "token_logprobs": [-0.5, -2.5],
+        "top_logprobs": [{"a": -0.5, "\ufffd": -1.5}, {"\ufffd": -2.5}],
+        "text_offset": [0, 1],
     }
 
 

@@ -78,6 +78,29 @@ def test_null_is_the_default_everywhere():
             "stream_options is only allowed with stream = true",
         ),
         (
+            {"n": 5},
+            "n",
+            "n must be an integer from 1 to 4, not 5",
+        ),
+        ({"n": True}, "n", "n must be an integer from 1 to 4, not true"),
+        ({"top_logprobs": 21}, "top_logprobs", "top_logprobs must be an integer from 0 to 20, not 21"),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is only allowed with logprobs = true"),
+        (
+            {"logit_bias": {"5": 101}},
+            "logit_bias",
+            'logit_bias["5"] must be a number from -100 to 100, not 101',
+        ),
+        (
+            {"logit_bias": {"5": True}},
+            "logit_bias",
+            'logit_bias["5"] must be a number from -100 to 100, not true',
+        ),
+        (
+            {"logit_bias": {"05": 1}},
+            "logit_bias",
+            'logit_bias["05"]: the keys of logit_bias are token ids, such as 1234',
+        ),
+        (
             {"max_tokens": 5, "max_completion_tokens": 6},
             "max_completion_tokens",
             "max_tokens = 5 and max_completion_tokens = 6 contradict each other; give one",
@@ -93,12 +116,8 @@ def test_a_wrong_value_is_named_with_value_and_range(fields, param, words):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", True),
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
-        ("logit_bias", {"5": 1}),
         ("frequency_penality", 1),
     ],
 )
@@ -109,7 +128,8 @@ def test_what_is_not_known_or_not_built_is_refused_by_name(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("n", 1), ("tools", []), ("response_format", {"type": "text"}), ("logprobs", False)]
+    ("name", "value"),
+    [("tools", []), ("response_format", {"type": "text"}), ("store", False), ("tool_choice", "none")],
 )
 def test_what_asks_for_nothing_is_let_through(name, value):
     assert read_chat(**{name: value}) == read_chat()
@@ -147,6 +167,23 @@ def test_any_json_is_read_or_refused_with_words(kind, raw, whole):
         assert str(error)
     else:
         assert 0 <= request.sampling(fresh_seed=0).seed < 0xFFFF_FFFF
+
+
+def test_choices_logprobs_and_biases_are_read_in_both_forms():
+    chat = read_chat(n=3, logprobs=True, top_logprobs=4, logit_bias={"5": -100, "60000": 0.5})
+    assert (chat.n_choices, chat.n_top_logprobs) == (3, 4)
+    assert chat.sampling(fresh_seed=0).logit_bias == ((5, -100.0), (60000, 0.5))
+    assert read_chat(logprobs=True).n_top_logprobs == 0
+    assert read_chat(logprobs=False).n_top_logprobs is None and read_chat().n_choices == 1
+    completion = read_request(b'{"prompt": "a", "logprobs": 3, "n": 2}', CompletionRequest)
+    assert (completion.n_choices, completion.n_top_logprobs) == (2, 3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2)])
+def test_what_completions_do_not_do_is_refused_by_name(name, value):
+    with pytest.raises(UnsupportedParameterError, match=name) as caught:
+        read_request(json.dumps({"prompt": "a", name: value}).encode(), CompletionRequest)
+    assert caught.value.param == name
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1))

@@ -194,7 +194,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(rig, client):
         ),
         ("POST", "/v1/chat/completions", b"{}", {}, 400, None),
         ("POST", "/v1/chat/completions", chat_body(model="gpt-4"), {}, 404, "model_not_found"),
-        ("POST", "/v1/chat/completions", chat_body(n=2), {}, 400, "unsupported_parameter"),
+        ("POST", "/v1/chat/completions", chat_body(store=True), {}, 400, "unsupported_parameter"),
         ("POST", "/v1/chat/completions", b" " * (18 << 20), {}, 413, "body_too_large"),
         ("GET", "/v1/models", None, {"Host": "evil.example"}, 403, "foreign_host"),
     ],

@@ -14,13 +14,13 @@ from common.wire import messages as m
 from services.gateway.streams import (
     GRACE_S,
     Broken,
+    ChoiceEnded,
     Ended,
     Reading,
     RequestTable,
     Stream,
     Waiting,
     Wrote,
-    generated_text,
 )
 
 END = 0
@@ -33,8 +33,15 @@ def new_table() -> RequestTable:
     return RequestTable(VOCABULARY.__getitem__, frozenset({END}))
 
 
-def open_stream(table: RequestTable, stops=(), request_id="r", expires_at=100.0) -> Stream:
-    return table.open(request_id, n_prompt=3, stops=stops, expires_at=expires_at, wake=lambda: None)
+def open_stream(table: RequestTable, stops=(), request_id="r", expires_at=100.0, n_choices=1) -> Stream:
+    return table.open(
+        request_id, n_prompt=3, stops=stops, expires_at=expires_at, wake=lambda: None, n_choices=n_choices
+    )
+
+
+def texts_of(pieces, choice=0) -> str:
+    written = [p for p in pieces if isinstance(p, Wrote | ChoiceEnded | Ended) and p.choice == choice]
+    return "".join(piece.text for piece in written)
 
 
 def finished(reason: str, n_generated: int, request_id="r") -> m.Finished:
@@ -67,12 +74,12 @@ def test_streamed_and_whole_text_agree_and_no_stop_string_leaks(ids, stops, take
             pieces += table.take(stream)[0]
     table.apply(finished("length", len(ids)))
     pieces += table.take(stream)[0]
-    streamed = "".join(generated_text(pieces))
+    streamed = texts_of(pieces)
 
     other = new_table()
     whole = open_stream(other, stops)
     play(other, ids)
-    assert streamed == "".join(generated_text(other.take(whole)[0]))
+    assert streamed == texts_of(other.take(whole)[0])
     at_once = b"".join(VOCABULARY[i] for i in ids).decode("utf-8", "replace")
     assert at_once.startswith(streamed)
     assert not any(stop in streamed for stop in stops)
@@ -91,7 +98,7 @@ def test_an_answer_ends_once_and_a_stop_string_cancels_it(ids, stops):
     at_once = b"".join(VOCABULARY[i] for i in ids).decode("utf-8", "replace")
     stopped_by_string = m.Cancel("r") in told
     assert stopped_by_string <= any(stop in at_once for stop in stops)
-    assert ends[0].reason == ("stop" if stream.text.stopped else "length")
+    assert ends[0].reason == ("stop" if stream.choices[0].stopped else "length")
     assert (ends[0].usage.n_prompt, ends[0].usage.n_cached) == (3, 2)
     assert ends[0].usage.n_generated == sum(isinstance(piece, Wrote) for piece in pieces)
     assert table.close(stream) == [] and len(table) == 0
@@ -105,9 +112,99 @@ def test_tokens_sent_before_the_host_heard_of_the_cancel_are_neither_text_nor_us
     assert table.apply(m.TokenReady("r", 2, 3)) == []
     table.apply(finished("cancelled", 3))
     pieces, _ = table.take(stream)
-    assert list(generated_text(pieces)) == ["a"]
+    assert texts_of(pieces) == "a"
     assert pieces[-1] == Ended("", "stop", pieces[-1].usage, pieces[-1].report)
     assert pieces[-1].usage.n_generated == 2
+
+
+def told_of(pieces, choice=0) -> list[bytes]:
+    return [
+        token.chosen.data
+        for piece in pieces
+        if isinstance(piece, Wrote | ChoiceEnded | Ended) and piece.choice == choice
+        for token in piece.told
+    ]
+
+
+@given(ids=token_ids, stops=stops)
+def test_what_is_told_of_tokens_is_held_back_with_their_text(ids, stops):
+    table = new_table()
+    stream = open_stream(table, stops)
+    text, told, n_told = "", b"", 0
+    for index, token_id in enumerate(ids):
+        table.apply(m.TokenReady("r", index, token_id, logprobs=m.TokenLogprobs(-1.0, ((token_id, -1.0),))))
+        pieces = table.take(stream)[0]
+        text += texts_of(pieces)
+        told += b"".join(told_of(pieces))
+        n_told += len(told_of(pieces))
+        assert told.decode("utf-8", "ignore") in text, "never more than the text that has left"
+    table.apply(finished("length", len(ids)))
+    pieces = table.take(stream)[0]
+    text += texts_of(pieces)
+    told += b"".join(told_of(pieces))
+    n_told += len(told_of(pieces))
+    if stream.choices[0].stopped:
+        assert text.startswith(told.decode("utf-8", "ignore"))
+        assert not any(stop in told.decode("utf-8", "replace") for stop in stops)
+    else:
+        assert n_told == len(ids) and told.decode("utf-8", "replace") == text
+
+
+@given(st.data(), stops)
+def test_choices_are_answers_of_their_own_and_usage_is_their_sum(data, stops):
+    """Whatever order a host writes its choices in, each is what it would be alone, and all end with the last."""
+    ids = [data.draw(token_ids) for _ in range(3)]
+    table, n_sent, open_choices = new_table(), [0, 0, 0], {0, 1, 2}
+    stream, pieces = open_stream(table, stops, n_choices=3), []
+    while open_choices:
+        choice = data.draw(st.sampled_from(sorted(open_choices)))
+        cancelled = False
+        if n_sent[choice] < len(ids[choice]):
+            token_id = ids[choice][n_sent[choice]]
+            told = table.apply(m.TokenReady("r", n_sent[choice], token_id, choice))
+            n_sent[choice] += 1
+            cancelled = told == [m.Cancel("r", choice)]
+            assert cancelled or told == []
+        if cancelled or n_sent[choice] == len(ids[choice]):
+            open_choices.discard(choice)
+            reason = "cancelled" if cancelled else "length"
+            if open_choices:
+                table.apply(m.ChoiceFinished("r", choice, reason, n_sent[choice]))
+            else:
+                report = m.ReadReport(tokens_cache=2)
+                table.apply(m.Finished("r", reason, 3, n_sent[choice], report, choice))
+        pieces += table.take(stream)[0]
+    assert stream.over and isinstance(pieces[-1], Ended)
+    assert pieces[-1].usage.n_generated == sum(isinstance(piece, Wrote) for piece in pieces)
+    assert pieces[-1].usage.n_prompt == 3
+    for choice in range(3):
+        alone = new_table()
+        single = open_stream(alone, stops)
+        play(alone, ids[choice])
+        expected = alone.take(single)[0]
+        assert texts_of(pieces, choice) == texts_of(expected)
+        ends = [p for p in pieces if isinstance(p, ChoiceEnded | Ended) and p.choice == choice]
+        assert [end.reason for end in ends] == [expected[-1].reason]
+
+
+def test_stop_strings_that_end_all_choices_at_once_end_them_all():
+    table = new_table()
+    stream = open_stream(table, ["b"], n_choices=2)
+    for choice in range(2):
+        assert table.apply(m.TokenReady("r", 0, 2, choice)) == [m.Cancel("r", choice)]
+    table.apply(m.Finished("r", "cancelled", 3, 1, m.ReadReport(), 1))
+    ends = [p for p in table.take(stream)[0] if isinstance(p, ChoiceEnded | Ended)]
+    assert [(type(end), end.choice, end.reason) for end in ends] == [
+        (ChoiceEnded, 0, "stop"),
+        (Ended, 1, "stop"),
+    ]
+
+
+def test_a_choice_nobody_asked_for_breaks_the_answer():
+    table = new_table()
+    stream = open_stream(table, n_choices=2)
+    table.apply(m.TokenReady("r", 0, 1, 2))
+    assert isinstance(table.take(stream)[0][-1], Broken)
 
 
 @given(batches=st.lists(st.integers(1, 100), min_size=1, max_size=12))
