@@ -105,7 +105,7 @@ def test_payloads_and_longest_payloads():
         alternatives = payload.split(" or ")
         assert len(classes) == len(alternatives)
         for cls, text in zip(classes, alternatives, strict=True):
-            assert cls.NAME == name
+            assert name == cls.NAME
             pieces = text.split(", ")
             assert (pieces[0] == "ext_hdr") == (cls.TYPE >= frames.EXTENSION_TYPE_MIN), name
             named = [piece for piece in pieces if piece not in NO_RECORD and piece != "ext_hdr"]
