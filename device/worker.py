@@ -22,6 +22,7 @@ import click
 
 from common.config import Settings, WorkerSettings, find_file, load_settings
 from common.engine.engine import Engine
+from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
 from common.limits import CHUNK_WINDOW_MAX
 from common.log import configure_log, get_log
@@ -49,6 +50,7 @@ class Worker:
             raise SettingError("worker.model is not given: name a tail file, or a whole model (--model FILE)")
         self.link_listener = listen(settings.host, settings.port)
         self.control_listener = listen(settings.host, settings.control_port)
+        check_first_start()
         self.engine = Engine.load(
             settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
         )

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from common.errors import EngineError, ModelError
 from common.ggml.backend import devices
 from common.ggml.ffi import LIBRARIES, WHEEL, WHEEL_VERSION, library_path
 from common.ggml.stock import StockContext, StockModel
+from common.model.embedded import models_folder
 from common.model.geometry import Geometry
 from common.model.synthetic import write_synthetic
 
@@ -31,16 +33,22 @@ N_CTX, N_PROMPT, N_GENERATED = 512, 259, 8
 TINY = dict(n_layer=4, n_embd=64, n_ff=128, n_head=4, n_head_kv=2, head_dim=32, state_dim=16, n_vocab=200)
 
 
-def check_first_start(cache_folder: Path) -> None:
-    """Runs the check unless it has passed before with these libraries on this processor. Raises EngineError."""
+CHILD = (sys.executable, "-m", "common.engine.first_start")
+
+
+def check_first_start(cache_folder: Path | None = None, child: Sequence[str] = CHILD) -> None:
+    """Runs the check unless it has passed before with these libraries on this processor. Raises EngineError.
+
+    cache_folder: where a pass is remembered, by default beside the models. child: the command that checks.
+    """
+    cache_folder = cache_folder or models_folder().parent / "checks"
     passed = cache_folder / f"parity-{machine_key()}"
     if passed.exists():
         return
-    command = [sys.executable, "-m", __spec__.name if __spec__ else "common.engine.first_start"]
     root = Path(__file__).resolve().parents[2]
     try:
         done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, timeout=CHECK_SECONDS_MAX, check=False
+            child, cwd=root, capture_output=True, text=True, timeout=CHECK_SECONDS_MAX, check=False
         )
     except subprocess.TimeoutExpired:
         raise EngineError(f"the first-start check did not end within {CHECK_SECONDS_MAX} s") from None

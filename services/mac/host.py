@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from common.config import HostSettings
 from common.engine.engine import Engine
+from common.engine.first_start import check_first_start
 from common.errors import LinkError, SettingError
 from common.limits import CHUNK_WINDOW
 from common.log import get_log
@@ -40,6 +41,7 @@ log = get_log()
 
 def load_engine(settings: HostSettings) -> Engine:
     """Load the model. Raises ModelError, EngineError or SettingError saying what is wrong."""
+    check_first_start()
     engine = Engine.load(
         settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
     )
