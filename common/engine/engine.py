@@ -19,6 +19,7 @@ from common.state.sequence import SequenceState
 
 from .graphs import GraphCache
 from .inputs import Inputs
+from .sequence import EngineSequence
 from .span import LayerSpan
 from .weights import WeightLayout, Weights
 
@@ -39,7 +40,8 @@ class Engine:
         window = spec.sliding.window if spec.sliding else None
         self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), window, buffer_type)
         self.graphs = GraphCache(backend, weights, self.state, self._inputs)
-        self._spans: dict[tuple[int, int], LayerSpan] = {}
+        self._first = EngineSequence(self, self.state)
+        self._sequences = [self._first]
         self.graphs.reserve(n_ubatch)
 
     @classmethod
@@ -70,6 +72,29 @@ class Engine:
 
     def span(self, first: int, last: int) -> LayerSpan:
         """Layers [first, last) as one function. Raises EngineError when the file does not hold them."""
+        return self._first.span(first, last)
+
+    def sequence(self, n_ctx: int) -> EngineSequence:
+        """A further sequence of up to n_ctx positions, at most the engine's; the same bits as in the engine's own.
+
+        Raises EngineError for the size, OutOfMemoryError when memory is short.
+        """
+        if not 1 <= n_ctx <= self.n_ctx:
+            raise EngineError(f"a sequence has 1 to {self.n_ctx} positions here, not {n_ctx}")
+        n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
+        state = SequenceState(self.spec, n_ctx, self._backend.buffer_type)
+        self._sequences.append(EngineSequence(self, state))
+        return self._sequences[-1]
+
+    def drop(self, sequence: EngineSequence) -> None:
+        """Frees the rows and states of a sequence."""
+        if sequence in self._sequences:
+            self._sequences.remove(sequence)
+            self.graphs.forget(sequence.state)
+            sequence.state.close()
+
+    def require_layers(self, first: int, last: int) -> None:
+        """Raises EngineError when the file does not hold the layers [first, last)."""
         layers = self.spec.layers
         if not layers.start <= first < last <= layers.stop:
             raise EngineError(
@@ -77,7 +102,6 @@ class Engine:
             )
         if first == 0 and not self.spec.has_embedding:
             raise EngineError("the file has no token embedding")
-        return self._spans.setdefault((first, last), LayerSpan(self, first, last))
 
     def describe(self) -> dict[str, Any]:
         """Which kernels, layouts and device run, for logs and benches."""
@@ -92,15 +116,16 @@ class Engine:
             "weights": dict(self._weights.placement),
             "n_ctx": self.n_ctx,
             "n_ubatch": self.n_ubatch,
-            "state_bytes": self.state.n_bytes,
+            "state_bytes": sum(sequence.state.n_bytes for sequence in self._sequences),
             "compute_bytes": self.graphs.compute_bytes,
         }
 
     def close(self) -> None:
         """Frees everything; spans are dead afterwards. Calling it again does nothing."""
+        for sequence in tuple(self._sequences):
+            self.drop(sequence)
         self.graphs.close()
         self._inputs.close()
-        self.state.close()
         self._weights.close()
         self._backend.close()
 

@@ -1,8 +1,8 @@
 """GraphCache: the graphs of an engine, built once and used for every step of the same shape.
 
-A graph is told apart by its layers, rows and logits. How far back attention reads is not part of that: a finished graph
-is aimed at another cache extent by rewriting the extents of the views concerned. All graphs share one compute buffer.
-Used by span.py.
+A graph is told apart by its sequence, layers, rows and logits. How far back attention reads is not part of that: a
+finished graph is aimed at another cache extent by rewriting the extents of the views concerned. All graphs share one
+compute buffer. Used by span.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRAPHS_MAX = 24
 NODES_PER_LAYER_MAX = 80
 NODES_OUTSIDE_LAYERS_MAX = 32
 
-GraphKey = tuple[int, int, int, int]
+Shape = tuple[int, int, int, int]
 """first layer, end layer, rows in, rows of logits out"""
 
 
@@ -57,13 +57,13 @@ class PlacedGraph:
 
 
 class GraphCache:
-    """Builds, places, keeps and runs graphs over one state, one set of weights and one set of inputs."""
+    """Builds, places, keeps and runs graphs over one set of weights and one set of inputs, for several sequences."""
 
     def __init__(self, backend: Backend, weights: Weights, state: SequenceState, inputs: Inputs) -> None:
         self._backend, self._weights, self._state, self._inputs = backend, weights, state, inputs
         self._spec = state.spec
         self._buffer = ComputeBuffer(backend)
-        self._graphs: OrderedDict[GraphKey, PlacedGraph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[SequenceState, Shape], PlacedGraph] = OrderedDict()
         self.n_built = 0
 
     @property
@@ -75,14 +75,17 @@ class GraphCache:
         """Takes the memory the largest usual graph needs, and checks that the backend can run all of it."""
         layers = self._spec.layers
         n_out = 1 if self._spec.has_output else 0
-        placed = self._get((layers.start, layers.stop, n_tokens, n_out), self._state.n_ctx)
+        shape = (layers.start, layers.stop, n_tokens, n_out)
+        placed = self._get(shape, self._state.n_ctx, self._state)
         if missing := placed.graph.unsupported(self._backend):
             raise EngineError(f"{self._backend.name} cannot run {', '.join(missing)} of this model")
 
-    def run(self, key: GraphKey, rows: np.ndarray, position: int, n_kv: int) -> np.ndarray:
+    def run(
+        self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState
+    ) -> np.ndarray:
         """Runs a graph on rows at `position`; returns f32 [n_rows, n_embd or n_vocab], or [0, 0] for none."""
-        _, _, n_tokens, n_out = key
-        placed = self._get(key, n_kv)
+        _, _, n_tokens, n_out = shape
+        placed = self._get(shape, n_kv, state)
         placed.aim(n_kv)
         self._inputs.write_rows(rows)
         self._inputs.write_place(position, n_tokens, n_kv)
@@ -93,27 +96,31 @@ class GraphCache:
             return np.empty((0, 0), np.float32)
         return placed.result.read(np.empty(placed.result.ne[1::-1], np.float32))
 
-    def _get(self, key: GraphKey, n_kv: int) -> PlacedGraph:
+    def forget(self, state: SequenceState) -> None:
+        """Drops the graphs of a sequence whose memory is about to be freed."""
+        for key in [key for key in self._graphs if key[0] is state]:
+            self._graphs.pop(key).graph.close()
+
+    def _get(self, shape: Shape, n_kv: int, state: SequenceState) -> PlacedGraph:
+        key = (state, shape)
         placed = self._graphs.get(key)
         if placed is not None:
             self._graphs.move_to_end(key)
             return placed
         if len(self._graphs) >= GRAPHS_MAX:
             self._graphs.popitem(last=False)[1].graph.close()
-        placed = self._build(key, n_kv)
+        placed = self._build(shape, n_kv, state)
         if self._buffer.place(placed.graph):
             self._drop_all()
         self._graphs[key] = placed
         return placed
 
-    def _build(self, key: GraphKey, n_kv: int) -> PlacedGraph:
-        first, last, n_tokens, n_out = key
+    def _build(self, shape: Shape, n_kv: int, state: SequenceState) -> PlacedGraph:
+        first, last, n_tokens, n_out = shape
         g = GraphBuilder((last - first) * NODES_PER_LAYER_MAX + NODES_OUTSIDE_LAYERS_MAX)
         try:
             early = SELECTS_EARLY[self._spec.arch]
-            step = Step(
-                g, self._weights, self._state, self._inputs, first, last, n_tokens, n_out, n_kv, early
-            )
+            step = Step(g, self._weights, state, self._inputs, first, last, n_tokens, n_out, n_kv, early)
             result = self._chain(step)
         except BaseException:
             g.drop()

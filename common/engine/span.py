@@ -1,6 +1,6 @@
 """LayerSpan: a contiguous range of layers as one function, rows in and rows or logits out.
 
-All spans of an engine are views: they share weights, K/V rows and recurrent states, and a layer counts its positions
+All spans of a sequence are views: they share weights, K/V rows and recurrent states, and a layer counts its positions
 whichever span ran it. One thread at a time. Used by services/mac (head and whole model) and device/worker (tail).
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from common.errors import EngineError
 from common.limits import KV_PAD_TOKENS
 from common.state.recurrent import RecurrentSnapshot
+from common.state.sequence import SequenceState
 from common.wire.rows import RowSection
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ WantedLogits = Literal["none", "last", "all"]
 class LayerSpan:
     """Layers [first, last) of an engine."""
 
-    def __init__(self, engine: Engine, first: int, last: int) -> None:
+    def __init__(self, engine: Engine, first: int, last: int, state: SequenceState) -> None:
         self.engine, self.first, self.last = engine, first, last
         self._layers = range(first, last)
-        self._spec, self._state = engine.spec, engine.state
+        self._spec, self._state = engine.spec, state
         self._ends_model = last == self._spec.n_layer_full
 
     def __repr__(self) -> str:
@@ -50,12 +51,13 @@ class LayerSpan:
         rows = self._checked_rows(rows)
         n_tokens, n_out = len(rows), self._n_out(logits, len(rows))
         end = position + n_tokens
-        if position < 0 or end > self.engine.n_ctx:
-            raise EngineError(f"positions [{position}, {end}) do not fit a context of {self.engine.n_ctx}")
+        if position < 0 or end > self._state.n_ctx:
+            raise EngineError(f"positions [{position}, {end}) do not fit a context of {self._state.n_ctx}")
         self._state.require_at(self._layers, position)
         n_kv = -(-end // KV_PAD_TOKENS) * KV_PAD_TOKENS
         try:
-            result = self.engine.graphs.run((self.first, self.last, n_tokens, n_out), rows, position, n_kv)
+            shape = (self.first, self.last, n_tokens, n_out)
+            result = self.engine.graphs.run(shape, rows, position, n_kv, self._state)
         except BaseException:
             self._state.lose(self._layers, position)
             raise
