@@ -38,12 +38,9 @@ def fingerprint_text(spec: ModelSpec, first_layer: int, kv_type: str) -> str:
         f"rope {spec.rope.n_rot} base {spec.rope.freq_base:.9g} scale {spec.rope.freq_scale:.9g} "
         f"sections {list(spec.rope.sections)} trained {spec.n_ctx_train}",
     ]
-    if spec.sliding is not None:
-        rope = spec.sliding.rope
-        flags = "".join(
-            "s" if spec.kind(n) == "sliding" else "a" for n in range(first_layer, spec.n_layer_full)
-        )
-        lines.append(f"layers {flags} window {spec.sliding.window} base {rope.freq_base:.9g}")
+    flags = "".join("s" if spec.kind(n) == "sliding" else "-" for n in range(first_layer, spec.n_layer_full))
+    if spec.sliding is not None and "s" in flags:
+        lines.append(f"sliding {flags} window {spec.sliding.window} base {spec.sliding.rope.freq_base:.9g}")
     file = GgufFile(spec.path)
     try:
         if "rope_freqs.weight" in spec.tensors:

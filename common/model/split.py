@@ -6,7 +6,7 @@ layers [layer, n): its blocks are numbered from 0, and these keys say where they
     split.layer_start    u32  the model's number of block 0
     split.n_layer_full   u32  layers of the whole model
     split.no_head        u32  1 when the output head was left out
-    split.cycle          u32  layers after which the kinds repeat; only beside flags that name each layer's kind
+    split.cycle          u32  layers after which the model's kinds repeat; only gemma3, whose own key for it gives way
 
 With its head, a tail also loads in stock llama.cpp, which asks for a token_embd.weight and computes logits with it when
 there is no output.weight. So the one matrix a tail's head needs, the output's, is stored under that name and no second
@@ -167,14 +167,22 @@ def _metadata(spec: ModelSpec, source: dict[str, Any], plan: SplitPlan, head: bo
         kept[f"{spec.arch}.attention.recurrent_layers"] = [
             spec.kind(layer) == "recurrent" for layer in plan.tail
         ]
-    if spec.sliding is not None:
-        kept[f"{spec.arch}.attention.sliding_window_pattern"] = [
-            spec.kind(layer) == "sliding" for layer in plan.tail
-        ]
-        kept["split.cycle"] = spec.cycle  # those flags took the place of the key that said it
+    if spec.arch == "gemma3":
+        _keep_sliding(kept, [spec.kind(layer) == "sliding" for layer in plan.tail])
+        kept["split.cycle"] = spec.cycle
     return dict(
         sorted(kept.items())
     )  # a tail of a tail has the same bytes as one cut straight from the model
+
+
+def _keep_sliding(kept: dict[str, Any], flags: list[bool]) -> None:
+    """Lets the tail say which of its layers slide: the pattern would be counted from block 0. Where none does, it says
+    nothing of windows, because stock aborts on a window without a sliding layer."""
+    if any(flags):
+        kept["gemma3.attention.sliding_window_pattern"] = flags
+    else:
+        for key in ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"):
+            kept.pop(f"gemma3.{key}", None)
 
 
 def _blocks(source: FileIO, info: TensorInfo) -> Iterator[memoryview]:

@@ -134,11 +134,14 @@ def _add_architecture(file: GgufStream, g: Geometry, storage: str, seed: int) ->
         }
     if g.arch == "gemma3":
         keys |= {
-            "attention.sliding_window": g.window,
-            "attention.sliding_window_pattern": g.interval,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": g.rope_linear_factor,
         }
+        if g.interval > 1:
+            keys |= {
+                "attention.sliding_window": g.window,
+                "attention.sliding_window_pattern": g.interval,
+            }
     for key, value in keys.items():
         file.add_key(f"{g.arch}.{key}", value)
 
