@@ -41,6 +41,16 @@ class TokenTold:
     """Characters of the choice's text before the token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What may leave now: text, and the tokens all of whose characters have left."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    told: tuple[TokenTold, ...] = ()
+    """One for each token, when somebody asked for log-probabilities."""
+
+
 class Choice:
     """A choice between host and client."""
 
@@ -59,40 +69,42 @@ class Choice:
         self.ended = False
         self._text = TextStream(stops)
         self._piece_of, self._spell = piece_of, spell
-        self._held: deque[tuple[int, TokenTold]] = deque()
+        self._held: deque[tuple[int, int, TokenTold | None]] = deque()
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string ended the text."""
         return self._text.stopped
 
-    def push(self, token_id: int, logprobs: m.TokenLogprobs | None) -> tuple[str, tuple[TokenTold, ...]]:
-        """The text that may be sent now that a token came, and what may be told of tokens."""
+    def push(self, token_id: int, logprobs: m.TokenLogprobs | None) -> Released:
+        """What may leave now that a token came."""
         self.n_received += 1
         if self.stopped:  # sent before the host heard that the choice has ended
-            return "", ()
+            return Released("")
         self.n_counted += 1
         offset = self._text.n_decoded
         text = self._text.push(self._piece_of(token_id))
-        if logprobs is not None:
-            self._held.append((self._text.n_begun, self._told(token_id, logprobs, offset)))
-        return text, self._released()
+        told = None if logprobs is None else self._told(token_id, logprobs, offset)
+        self._held.append((self._text.n_begun, token_id, told))
+        return self._released(text)
 
-    def end(self) -> tuple[str, tuple[TokenTold, ...]]:
+    def end(self) -> Released:
         """What was still held back and did not become a stop string."""
         self.ended = True
-        return self._text.end(), self._released()
+        return self._released(self._text.end())
 
     def reason(self, told: str) -> FinishReason:
         """The reason for the client, when the host ended the choice for reason `told`."""
         return "length" if told == "length" and not self.stopped else "stop"
 
-    def _released(self) -> tuple[TokenTold, ...]:
-        """Tokens all of whose characters have left."""
-        released = []
+    def _released(self, text: str) -> Released:
+        token_ids, tellings = [], []
         while self._held and self._held[0][0] <= self._text.n_sent:
-            released.append(self._held.popleft()[1])
-        return tuple(released)
+            _, token_id, told = self._held.popleft()
+            token_ids.append(token_id)
+            if told is not None:
+                tellings.append(told)
+        return Released(text, tuple(token_ids), tuple(tellings))
 
     def _told(self, token_id: int, logprobs: m.TokenLogprobs, offset: int) -> TokenTold:
         top = tuple(Spelled(self._spell(other), logprob) for other, logprob in logprobs.top)

@@ -40,12 +40,13 @@ class Reading:
 class Wrote:
     """One token was generated; `text` is what it allows to send (often its own text, sometimes nothing).
 
-    `told` are the tokens whose log-probabilities may be sent now; empty when nobody asked for them.
+    `token_ids` are the tokens whose whole text is out now, `told` what is told of them to who asked for it.
     """
 
     text: str
     choice: int = 0
     told: tuple[TokenTold, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class ChoiceEnded:
     reason: FinishReason
     choice: int
     told: tuple[TokenTold, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Ended:
     report: m.ReadReport
     choice: int = 0
     told: tuple[TokenTold, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +203,11 @@ class RequestTable:
             )
             return [m.Cancel(stream.request_id)]
         was_stopped = choice.stopped
-        text, told = choice.push(ready.token_id, ready.logprobs)
+        out = choice.push(ready.token_id, ready.logprobs)
         if was_stopped:
             stream.n_ungranted += 1  # the other choices draw on the same credit
             return []
-        stream.give(Wrote(text, choice.index, told))
+        stream.give(Wrote(out.text, choice.index, out.told, out.token_ids))
         if not choice.stopped:
             return []
         return [m.Cancel(stream.request_id, choice.index if len(stream.choices) > 1 else None)]
@@ -222,19 +225,19 @@ class RequestTable:
         return choice
 
     def _end_choice(self, stream: Stream, choice: Choice, reason: str) -> None:
-        text, told = choice.end()
-        stream.give(ChoiceEnded(text, choice.reason(reason), choice.index, told))
+        out = choice.end()
+        stream.give(ChoiceEnded(out.text, choice.reason(reason), choice.index, out.told, out.token_ids))
 
     def _finish(self, stream: Stream, choice: Choice, finished: m.Finished) -> None:
         """The end of the whole answer; choices that a stop string ended at the same time end just before it."""
         for other in stream.choices:
             if other is not choice and not other.ended:
                 self._end_choice(stream, other, "stop")
-        text, told = choice.end()
+        out = choice.end()
         n_generated = sum(each.n_counted for each in stream.choices)
         usage = Usage(finished.n_prompt, n_generated, finished.report.tokens_cache)
         reason = choice.reason(finished.reason)
-        stream.give(Ended(text, reason, usage, finished.report, choice.index, told))
+        stream.give(Ended(out.text, reason, usage, finished.report, choice.index, out.told, out.token_ids))
 
     def break_all(self, cause: str) -> None:
         """The host's life ended (or messages of it were lost): every running stream ends with an error."""
