@@ -64,9 +64,8 @@ def make_inputs(case: str, geometry: PageGeometry, n_keys: int | None = None, se
     k = _unit(rng.standard_normal((heads, n, geometry.head_dim_k), dtype=np.float32))
     v = rng.standard_normal((heads, n, geometry.head_dim_v), dtype=np.float32)
     q, k, v = CASES[case](q, k, v, rng)
-    return Inputs(
-        (q / np.sqrt(geometry.head_dim_k)).astype(np.float32), k.astype(np.float16), v.astype(np.float16)
-    )
+    scale = np.float32(geometry.head_dim_k**-0.5)
+    return Inputs(np.asarray(q * scale), k.astype(np.float16), v.astype(np.float16))
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
@@ -75,7 +74,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 def _smooth(q: np.ndarray, k: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Keys share a direction, as in real heads, and half the queries look along it."""
-    direction = _unit(rng.standard_normal(k.shape[-1]).astype(np.float32))
+    direction = _unit(rng.standard_normal(k.shape[-1:], dtype=np.float32))
     q[:, ::2] += direction
     return _unit(q), _unit(k + direction), v
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import logging
 import shutil
@@ -26,8 +27,7 @@ MISSING = 'coremltools is not installed; install it with: pip install "outrigger
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep coremltools' import notes and progress bars off the terminal; errors still raise."""
-    logger = logging.getLogger("coremltools")
-    level, disabled = logger.level, logging.root.manager.disable
+    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -35,7 +35,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        logger.setLevel(level)
 
 
 @functools.cache
@@ -132,8 +131,6 @@ def runtime_available() -> bool:
 
 
 def _load(name: str) -> Any:
-    import importlib
-
     with quiet():
         try:
             return importlib.import_module(name)

@@ -141,7 +141,7 @@ class Builder:
         self._constants.fill(k_rows, v_rows, ggml_type)
         golden = Golden.of(self._constants)
         self._wait_idle()
-        path = self._folder / f"layer-{page_id.layer}-page-{page_id.page}-{self.builds}.page"
+        path = self._folder / f"layer-{page_id.layer}-page-{page_id.page}-{self.builds}{self.runtime.suffix}"
         self.runtime.write(self.template, self._constants, path, self.table.take_slot())
         self._wait_idle()
         attempt, loaded = self._loader.attempt(self.template, path, golden)

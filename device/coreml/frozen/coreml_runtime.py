@@ -26,6 +26,8 @@ from device.coreml.page_rows import PageConstants
 from device.coreml.page_writer import write_page, write_weights
 from device.coreml.template import Template
 
+FILE_CLOCK_S = 1.0
+"""File times may lag behind the clock."""
 E5_CACHE = "com.apple.e5rt.e5bundlecache"
 COMPILED_WEIGHTS = Path("weights/weight.bin")
 CAUSE_WORDS = (
@@ -49,7 +51,7 @@ class CoreMLRuntime:
     Raises PageLoadError (cause "platform") where Core ML is not there.
     """
 
-    engine = "coreml"
+    engine, suffix = "coreml", ".mlmodelc"
 
     def __init__(self, folder: Path, compute_units: str = "CPU_AND_NE") -> None:
         if not toolchain.runtime_available():
@@ -101,7 +103,7 @@ class CoreMLRuntime:
         names = {Path(sys.executable).name, "org.python.python"}
         for cache in (Path.home() / "Library" / "Caches" / name / E5_CACHE for name in sorted(names)):
             for left in cache.glob("*") if cache.is_dir() else ():
-                if left.stat().st_ctime >= since_unix_s:
+                if left.stat().st_mtime >= since_unix_s - FILE_CLOCK_S:
                     shutil.rmtree(left, ignore_errors=True)
 
     def _compile(self, package: Path, path: Path) -> None:

@@ -44,6 +44,8 @@ class PageRuntime(Protocol):
     """Its name in metrics: coreml, interpreter, kernels."""
     placement: str
     """Where its pages must run to be worth using."""
+    suffix: str
+    """Of the folders it loads."""
 
     def write(self, template: Template, constants: PageConstants, path: Path, slot: Path | None) -> None:
         """Put a page on disk at `path`, over the older page `slot` where one is free."""
@@ -60,6 +62,8 @@ class PageRuntime(Protocol):
 
 class _PackageRuntime:
     """Shared by the runtimes that load .mlpackage folders as they are."""
+
+    suffix = ".mlpackage"
 
     def write(self, template: Template, constants: PageConstants, path: Path, slot: Path | None) -> None:
         write_page(template, constants, path, slot)
@@ -101,16 +105,11 @@ class KernelRuntime(_PackageRuntime):
 
     def load(self, template: Template, path: Path) -> LoadedPage:
         weights = blob.WeightFile(path / template.weight_file)
-        arrays = [weights.array(offset) for offset in template.offsets]
-        shapes = [shape for _, shape in template.geometry.constants()]
-        named = dict(
-            zip(
-                (name for name, _ in template.geometry.constants()),
-                zip(arrays, shapes, strict=True),
-                strict=True,
-            )
-        )
-        return KernelPage(template.geometry, {name: a.reshape(s) for name, (a, s) in named.items()}, weights)
+        constants = {
+            name: weights.array(offset, shape)
+            for (name, shape), offset in zip(template.geometry.constants(), template.offsets, strict=True)
+        }
+        return KernelPage(template.geometry, constants, weights)
 
 
 class KernelPage:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 
 
@@ -26,8 +28,6 @@ def operation(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def ints(values: Any) -> tuple[int, ...]:
     """Axes, shapes, permutations: any integer array or number as a tuple."""
-    import numpy as np
-
     return tuple(int(v) for v in np.atleast_1d(values))
 
 

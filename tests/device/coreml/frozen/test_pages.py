@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from device.coreml.accuracy import BOUNDS, Inputs, attend_float64, row_errors
-from device.coreml.frozen.coreml_runtime import CoreMLRuntime, cause_of
 from device.coreml.frozen.load_policy import DeviceFacts
 from device.coreml.frozen.plan import PageState
 from device.coreml.frozen.runtime import InterpreterRuntime, KernelRuntime
-from device.coreml.geometry import PageGeometry
 
 T = 256
 N = 6 * T
@@ -205,7 +203,7 @@ def test_a_failed_compilation_is_tried_once_more_after_the_device_forgot_it(froz
     clock.now_s += 140
     build_all(pages)
     assert pages.report().pages["ready"] == 1 and len(pages.device.loads) == 2
-    assert pages.device.cleaned == ["layer-3-page-0-0.page"]
+    assert pages.device.cleaned == ["layer-3-page-0-0.mlpackage"]
 
 
 def test_the_first_error_is_reported_not_the_misleading_second(frozen, clock):
@@ -288,42 +286,3 @@ def test_keys_that_no_program_can_hold_fail_their_page(frozen, rows):
     pages.held(3, T)
     build_all(pages)
     assert pages.report().failed == {"rows": 1} and pages.device.loads == []
-
-
-# --- Core ML, as far as this platform allows
-
-
-def test_core_ml_says_where_it_runs(tmp_path):
-    import sys
-
-    from common.errors import PageLoadError
-
-    if sys.platform == "darwin":
-        assert CoreMLRuntime(tmp_path).engine == "coreml"
-    else:
-        with pytest.raises(PageLoadError, match="runs on macOS"):
-            CoreMLRuntime(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("Error: ANECCompile() FAILED (11)", "compile"),
-        ("Failed to build the model execution plan: MIL->EIR translation error", "compile"),
-        ("The volume is full: No space left on device", "disk"),
-        ("Unable to allocate memory for E5 program", "memory"),
-        (".functionName must be nil unless the model type is ML Program.", "other"),
-    ],
-)
-def test_causes_from_core_ml_texts(text, cause):
-    assert cause_of(text) == cause
-
-
-def test_weights_of_a_compiled_model_are_recognised(template, tmp_path):
-    from device.coreml.frozen.coreml_runtime import same_layout
-    from device.coreml.template import build_template
-
-    assert same_layout(template.path / template.weight_file, template)
-    other = build_template(PageGeometry(2, 32, 16, 6, 256), tmp_path)
-    assert not same_layout(other.path / other.weight_file, template)
-    assert not same_layout(tmp_path / "absent.bin", template)
