@@ -79,6 +79,9 @@ class GatewaySettings(Leaf, frozen=True):
     api_key: Annotated[
         str, _says("key that clients must send; needed when others than this machine can reach the API")
     ] = ""
+    chat_template: Annotated[
+        str, _says("Jinja file used in place of the model's own chat template; empty: the model's")
+    ] = ""
     stream_comment_s: Annotated[
         float, _says("silence after which a stream gets a comment line with its progress", gt=0, le=60)
     ] = 10.0

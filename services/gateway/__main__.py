@@ -22,7 +22,7 @@ async def body(life: Life) -> None:
     """The life of the process between starting and stopped."""
     ours = life.settings.gateway
     require_key_off_loopback(ours.http_host, ours.api_key)
-    prompts = await asyncio.to_thread(PromptReader.load, Path(life.settings.host.model))
+    prompts = await asyncio.to_thread(PromptReader.load, Path(life.settings.host.model), ours.chat_template)
     words = prompts.vocabulary
     table = RequestTable(words.piece, words.end_ids, words.spelling)
     async with HostChannel(

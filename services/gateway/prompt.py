@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ContextExceededError, RequestError
+from common.errors import ContextExceededError, RequestError, SettingError
 from common.ggml.vocabulary import Vocabulary
 from common.wire.messages import Sampling
 from services.gateway.failures import unknown_model
@@ -42,24 +42,35 @@ class Job:
 class PromptReader:
     """Turns requests for one model into jobs."""
 
-    def __init__(self, model_name: str, vocabulary: Vocabulary) -> None:
-        """Raises ModelError when the model's chat template cannot be compiled."""
+    def __init__(self, model_name: str, vocabulary: Vocabulary, template: str | None = None) -> None:
+        """template: takes the place of the model's own. Raises ModelError when it cannot be compiled."""
         self.model_name = model_name
         self.vocabulary = vocabulary
+        template = template or vocabulary.chat_template
         self._template = (
             ChatTemplate(
-                vocabulary.chat_template,
+                template,
                 bos_token=_text_of(vocabulary, vocabulary.bos_id),
                 eos_token=_text_of(vocabulary, vocabulary.eos_id),
             )
-            if vocabulary.chat_template
+            if template
             else None
         )
 
     @classmethod
-    def load(cls, path: Path) -> PromptReader:
-        """The reader for a GGUF file; the model's name is the file's, without its ending."""
-        return cls(path.stem, Vocabulary.load(path))
+    def load(cls, path: Path, template_file: str = "") -> PromptReader:
+        """The reader for a GGUF file; the model's name is the file's, without its ending.
+
+        template_file: Jinja file used in place of the model's chat template; empty for none. Raises SettingError when
+        it cannot be read.
+        """
+        try:
+            template = Path(template_file).read_text(encoding="utf-8") if template_file else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"chat_template: cannot read {template_file}: {error}; name a Jinja file"
+            ) from error
+        return cls(path.stem, Vocabulary.load(path), template)
 
     def job(self, request: GenerationRequest, *, n_ctx: int, fresh_seed: int) -> Job:
         """Raises RequestError; ContextExceededError when the prompt leaves no room for one token in `n_ctx`."""
@@ -102,7 +113,8 @@ class PromptReader:
     def _chat_ids(self, request: ChatRequest) -> list[int]:
         if self._template is None:
             raise RequestError(
-                f"the model file of {self.model_name!r} carries no chat template; use /v1/completions",
+                f"the model file of {self.model_name!r} carries no chat template; use /v1/completions, or "
+                "give one with the setting chat_template",
                 param="messages",
             )
         messages = []

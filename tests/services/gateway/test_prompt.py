@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from common.errors import ContextExceededError, RequestError
+from common.errors import ContextExceededError, RequestError, SettingError
 from services.gateway.failures import HttpRefusal, error_body
 from services.gateway.prompt import PromptReader
 from services.gateway.reading import read_request
@@ -29,6 +29,42 @@ def chat(**fields) -> ChatRequest:
 
 def completion(prompt, **fields) -> CompletionRequest:
     return read_request(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
+
+
+TURNS_OF_GEMMA = """\
+{{ bos_token }}{% set first = namespace(prefix='') %}
+{%- if messages[0].role == 'system' %}{% set first.prefix = messages[0].content + '\\n\\n' %}
+{%- set messages = messages[1:] %}{% endif %}
+{%- for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns must alternate') }}{% endif %}
+{{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+{{- (first.prefix if loop.first else '') + message.content | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+
+
+def test_a_template_file_serves_a_model_that_has_none(gemma3, tmp_path):
+    """Gemma 3 270M is a base model; its vocabulary knows the turns that the instructed ones speak in."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hello "}]
+    (tmp_path / "turns.jinja").write_text(TURNS_OF_GEMMA)
+    reader = PromptReader.load(gemma3, str(tmp_path / "turns.jinja"))
+    words = reader.vocabulary
+    bare = PromptReader("gemma", words)
+    with pytest.raises(RequestError, match="carries no chat template; use /v1/completions, or give one with"):
+        bare.job(chat(messages=messages), n_ctx=100, fresh_seed=1)
+    job = reader.job(chat(messages=messages), n_ctx=100, fresh_seed=1)
+    assert text_of(reader, job) == (
+        "<bos><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert {words.token_text(end) for end in words.end_ids} >= {"<eos>", "<end_of_turn>"}
+    with pytest.raises(RequestError, match="turns must alternate"):
+        reader.job(chat(messages=messages[1:] * 2), n_ctx=100, fresh_seed=1)
+    words.close()
+
+
+def test_a_template_file_that_cannot_be_read_is_a_bad_setting(smollm2, tmp_path):
+    with pytest.raises(SettingError, match=r"chat_template: cannot read .*absent\.jinja"):
+        PromptReader.load(smollm2, str(tmp_path / "absent.jinja"))
 
 
 def text_of(reader, job) -> str:
