@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from device.coreml import blob
-from device.coreml.accuracy import ARITHMETICS, BOUNDS, CASES, measure
+from device.coreml.accuracy import ARITHMETICS, BOUNDS, CASES, Inputs, attend_float64, make_inputs, measure
 from device.coreml.geometry import PAGE_TOKENS, PageGeometry
 from device.coreml.page_check import check_page
 from device.coreml.page_rows import GGML_Q8_0, Q8_0, PageConstants
 from device.coreml.page_writer import write_page
+from device.coreml.reference import Arithmetic
 from device.coreml.template import build_package, build_template
 
 pytestmark = [pytest.mark.coreml, pytest.mark.timeout(900)]
@@ -35,6 +36,27 @@ def test_a_page_from_q8_0_rows_is_identical_to_a_build_and_within_bounds(tmp_pat
     assert len(blob.verify(written / template.weight_file)) == 16 + 2 * 4 * 16
     check = check_page(written)
     assert check.passed and check.n_keys == PAGE_TOKENS - 5
+
+
+def to_int8(x, axis):
+    """x rounded to 127 steps of its largest magnitude along an axis."""
+    scale = np.abs(x).max(axis, keepdims=True) / 127
+    return np.round(x / scale) * scale
+
+
+@pytest.mark.parametrize("case", ["realistic", "smooth", "peaky", "very peaky", "sink"])
+def test_int8_pages_would_be_far_worse(tmp_path, case):
+    """Why pages are fp16: int8 K and V with the best of three scalings, all else exact, against fp16 pages."""
+    geometry = PageGeometry(1, 256, 256, 8)
+    inputs = make_inputs(case, geometry)
+    out, _ = attend_float64(inputs)
+    errors = []
+    for k_axis, v_axis in ((-1, -2), (-2, -2), (-1, -1)):  # a scale a key or a channel
+        k, v = to_int8(inputs.k.astype(np.float64), k_axis), to_int8(inputs.v.astype(np.float64), v_axis)
+        found, _ = attend_float64(Inputs(inputs.queries, k, v))
+        errors.append((np.linalg.norm(found - out, axis=-1) / np.linalg.norm(out, axis=-1)).max())
+    (fp16,) = measure(geometry, tmp_path, [case], [Arithmetic()])
+    assert min(errors) > 5 * fp16.o_later
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,6 +14,7 @@ from device.coreml.accuracy import BOUNDS, Inputs, attend_float64, row_errors
 from device.coreml.frozen.load_policy import DeviceFacts
 from device.coreml.frozen.plan import PageState
 from device.coreml.frozen.runtime import InterpreterRuntime, KernelRuntime
+from device.coreml.page_program import PagePartial
 
 T = 256
 N = 6 * T
@@ -53,6 +54,23 @@ def test_ready_pages_answer_for_their_keys(frozen, inputs, runtime):
     assert report.pages == {"queued": 0, "building": 0, "ready": 4, "dropped": 0, "failed": 0}
     assert report.keys_served == 4 * T and report.builds == 4
     assert report.asks[runtime.engine].count == 4 and set(report.page_mean_s) == {(3, p) for p in range(4)}
+
+
+def test_frozen_pages_and_ordinary_kernels_together_are_one_attention(frozen, inputs):
+    """What the worker will do: pages serve their share, the rest is attended elsewhere, the fold is one attention."""
+    pages = frozen(runtime=InterpreterRuntime(), shares=((1, 0.4),), ask_s_max=60.0)
+    pages.held(3, N - 5)
+    build_all(pages)
+    asked = pages.ask(3, inputs.queries, 1, N - 5)
+    assert asked.pages == (0, 1)
+    rest = Inputs(inputs.queries, inputs.k[:, 2 * T : N - 5], inputs.v[:, 2 * T : N - 5])
+    out, lse = attend_float64(rest)
+    parts = [*asked.wait().values(), PagePartial(lse, np.ones_like(lse), out)]
+    m = np.max([p.m for p in parts], axis=0)
+    l = sum(p.l * np.exp(p.m - m) for p in parts)  # noqa: E741
+    o = sum(p.o * np.exp(p.m - m)[..., None] for p in parts)
+    whole = attend_float64(Inputs(inputs.queries, inputs.k[:, : N - 5], inputs.v[:, : N - 5]))
+    assert max(row_errors(PagePartial(m, l, o), whole)) < BOUNDS["fp32"][0]
 
 
 def test_more_rows_than_the_program_takes_are_asked_in_blocks(frozen, inputs):
