@@ -58,6 +58,15 @@ class HostSettings(Leaf, frozen=True):
     split_tokens_min: Annotated[
         int, _says("shortest read, in new tokens, that uses the worker", ge=2, le=limits.N_CTX_MAX)
     ] = limits.SPLIT_TOKENS_MIN
+    short_ctx: Annotated[
+        int,
+        _says(
+            "tokens of the second sequence, in which short requests are served beside a long one; 0 is off",
+            ge=0,
+            le=limits.N_CTX_MAX,
+            multiple_of=limits.KV_PAD_TOKENS,
+        ),
+    ] = 2048
     worker_rest_s: Annotated[
         float, _says("seconds that a worker is left alone after it failed", ge=0, le=86_400)
     ] = 60.0

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from common.config import HostSettings
 from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
-from common.errors import LinkError, SettingError
+from common.engine.sequence import EngineSequence
+from common.errors import LinkError, OutOfMemoryError, SettingError
 from common.limits import CHUNK_WINDOW
 from common.log import get_log
 from common.metrics import Metrics
@@ -47,6 +48,17 @@ def load_engine(settings: HostSettings) -> Engine:
     )
     log.info("model loaded", model=engine.spec.name, engine=engine.describe())
     return engine
+
+
+def short_sequence(engine: Engine, settings: HostSettings) -> EngineSequence | None:
+    """The sequence of the short lane; None when it is off, or memory does not allow it (short requests then wait)."""
+    if not settings.short_ctx:
+        return None
+    try:
+        return engine.sequence(min(settings.short_ctx, engine.n_ctx))
+    except OutOfMemoryError as error:
+        log.warning("no second sequence: short requests wait behind long ones", error=str(error))
+        return None
 
 
 def choose_split_layer(settings: HostSettings, spec: ModelSpec) -> int:
@@ -98,6 +110,7 @@ class Host:
             self._desk.emit,
             channel=self._residual,
             split_tokens_min=settings.split_tokens_min,
+            short_sequence=short_sequence(engine, settings),
             on_link_failure=self._link_failed,
             tally=self._tally,
         )

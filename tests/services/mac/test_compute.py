@@ -4,6 +4,7 @@ Method: the real loop in its thread on a tiny model, the twin as worker; events 
 from __future__ import annotations
 
 import queue
+import time
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from tests.services.mac.twin import TailTwin
 class Desk:
     """The asking side: submits requests and collects what is emitted."""
 
-    def __init__(self, engine, twin, layer, rest_s=60.0):
-        self.queue, self.events = RequestQueue(), queue.SimpleQueue()
+    def __init__(
+        self, engine, twin, layer, rest_s=60.0, short_sequence=None, start=True, clock=time.monotonic
+    ):
+        self.queue, self.events = RequestQueue(clock=clock), queue.SimpleQueue()
         self.worker = Worker(layer, rest_s=rest_s)
         self.worker.link = LinkView("ready", 1)
         self.compute = Compute(
@@ -31,8 +34,9 @@ class Desk:
             lambda _request, message: self.events.put(message),
             channel=twin,
             split_tokens_min=258,
+            short_sequence=short_sequence,
         )
-        self.thread = self.compute.start()
+        self.thread = self.compute.start() if start else None
 
     def ask(
         self, prompt, name="r", max_tokens=5, stop=(), credit=200, deadline_s=60.0, sampling=None, **more

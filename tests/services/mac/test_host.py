@@ -93,7 +93,7 @@ def test_waiting_requests_are_counted_cancelled_and_expired_without_touching_the
     tiny_models, run_dir
 ):
     async def talk():
-        async with running_host(tiny_models["llama"], run_dir, split="off"):
+        async with running_host(tiny_models["llama"], run_dir, split="off", short_ctx=0):
             gateway = Gateway(run_dir)
             await gateway.ask(range(300), "long", max_tokens=400, credit=1)  # runs until it is cancelled
             await gateway.ask(range(9), "waits")
