@@ -64,10 +64,14 @@ class Report:
         self._rows_path = (results_folder or CHECKOUT / "results") / f"{bench}.jsonl"
         self._out, self._err = out or sys.stdout, err or sys.stderr
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the report was begun."""
+        return time.monotonic() - self._started_s
+
     def progress(self, text: str) -> None:
         """Say on standard error what happens now, with the seconds since the start."""
-        elapsed_s = time.monotonic() - self._started_s
-        print(f"[{elapsed_s:6.1f}s] {self.bench}: {text}", file=self._err, flush=True)
+        print(f"[{self.elapsed_s:6.1f}s] {self.bench}: {text}", file=self._err, flush=True)
 
     def ran(self, side: str, what: object) -> None:
         """Record which kernels and layouts computed on `side` ("host", "worker", "stock")."""

@@ -80,10 +80,12 @@ class Readings:
         return max(measured.others_share for measured in self.rounds)
 
 
-def rounds_missing(rounds: list[Round], n_wanted: int) -> bool:
-    """Whether to go on: until enough rounds were quiet, at most twice as many as wanted."""
+def rounds_missing(rounds: list[Round], n_wanted: int, *, may_repeat: bool) -> bool:
+    """Whether to go on: until enough rounds were quiet, at most twice as many as wanted, and only if time allows it."""
+    if len(rounds) < n_wanted:
+        return True
     n_quiet = sum(measured.others_share <= BUSY_SHARE for measured in rounds)
-    return n_quiet < n_wanted and len(rounds) < 2 * n_wanted
+    return may_repeat and n_quiet < n_wanted and len(rounds) < 2 * n_wanted
 
 
 def quietest(rounds: list[Round], n_wanted: int) -> list[Round]:

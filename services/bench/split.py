@@ -34,6 +34,8 @@ from services.bench.texts import natural_tokens
 TOKENS_COMPARED = 4
 """Tokens generated after each read, to compare what the runs chose."""
 DEPTHS = (0, 4096)
+REPEAT_UNTIL_S, REPEAT_UNTIL_S_QUICK = 1200, 90
+"""Disturbed rounds are repeated until so long after the start; the whole bench has 30 and 4 minutes."""
 
 
 def cases(quick: bool, models: tuple[str, ...], layers: tuple[int, ...]) -> list[Case]:
@@ -80,7 +82,8 @@ def _measure_depth(case: Case, depth: int, rig: Rig, seats: list[Seat], report: 
             report.progress(f"{case.label}: {seat.name} reads the first {depth:,} tokens")
             seat.client.generate(base, 1)
     rounds: list[Round] = []
-    while rounds_missing(rounds, case.n_rounds):
+    repeat_until_s = REPEAT_UNTIL_S_QUICK if report.quick else REPEAT_UNTIL_S
+    while rounds_missing(rounds, case.n_rounds, may_repeat=report.elapsed_s < repeat_until_s):
         new = natural_tokens(case.path, NEW_TOKENS, skip=DEPTHS[-1] + (len(rounds) + 1) * NEW_TOKENS)
         rounds.append(_measure_round(case, depth, rig, seats, np.concatenate([base, new]), report))
     return Readings(case, depth, quietest(rounds, case.n_rounds))

@@ -73,9 +73,13 @@ def test_other_tokens_are_refused():
 
 def test_disturbed_rounds_are_repeated_within_a_bound_and_the_quiet_ones_count():
     quiet, loud = Round(others_share=0.0), Round(others_share=0.5)
-    assert rounds_missing([], 3) and rounds_missing([quiet, quiet, loud], 3)
-    assert not rounds_missing([quiet, loud, quiet, quiet], 3)
-    assert rounds_missing([loud] * 5, 3) and not rounds_missing([loud] * 6, 3)
+    assert rounds_missing([], 3, may_repeat=False) and rounds_missing(
+        [quiet, quiet, loud], 3, may_repeat=True
+    )
+    assert not rounds_missing([quiet, quiet, loud], 3, may_repeat=False)
+    assert not rounds_missing([quiet, loud, quiet, quiet], 3, may_repeat=True)
+    assert rounds_missing([loud] * 5, 3, may_repeat=True)
+    assert not rounds_missing([loud] * 6, 3, may_repeat=True)
     assert quietest([loud, quiet, loud, quiet], 2) == [quiet, quiet]
 
 
