@@ -224,11 +224,46 @@ class StateChanged(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Sign of life; `work` grows only when the thread that does the work took a turn."""
+    """Sign of life; `work` grows only when the thread that does the work took a turn (0: there is no such thread)."""
 
     process: str
     pid: int
     work: int
+
+
+class AskLaunch(Message, frozen=True):
+    """Ask for a LaunchStatus."""
+
+
+class ProcessStatus(Part, frozen=True):
+    """How one process is, as whoever started it knows."""
+
+    process: str
+    state: str
+    """Its own word (starting, ready, serving, draining, stopped), or what befell it: silent, stuck, backoff, failed."""
+    pid: int
+    """0: it does not run."""
+    uptime_s: float
+    restarts: int
+    detail: str = ""
+    """What it does now, or when it is tried again."""
+    last_error: str = ""
+    """Why its last life ended, in one line."""
+    last_error_s: float = 0.0
+    """Seconds since then."""
+    listens: dict[str, str] = {}
+
+
+class LaunchStatus(Message, frozen=True):
+    """How all processes of a run are."""
+
+    pid: int
+    state: Literal["starting", "serving", "stopping"]
+    model: str
+    http: str
+    """Base of the API; empty until somebody listens."""
+    uptime_s: float
+    processes: tuple[ProcessStatus, ...]
 
 
 GatewayToMac = Generate | GrantTokens | Cancel | AskStatus
@@ -237,4 +272,5 @@ MacToBridge = AttachWorker | DetachWorker | ShowPhase
 BridgeToMac = LinkUp | LinkDown | WorkerReported
 MacToBridgeData = RunChunk | PushRows | PullRows | TakeSnapshot | RewindMirror
 BridgeToMacData = ChunkDone | RowsPulled | MirrorAt | LinkFailed
-ToLaunch = StateChanged | Beat
+ToLaunch = StateChanged | Beat | AskLaunch
+FromLaunch = StateChanged | LaunchStatus

@@ -45,7 +45,7 @@ RESIDUAL = Route(
     frame_bytes_max=limits.FRAME_BYTES_MAX,
     error=LinkDownError,
 )
-LIFE = Route(4, "life", "any", "launch", m.ToLaunch, m.StateChanged)
+LIFE = Route(4, "life", "any", "launch", m.ToLaunch, m.FromLaunch)
 
 ROUTES = {route.name: route for route in (GENERATE, LINK, RESIDUAL, LIFE)}
 assert len({route.id for route in ROUTES.values()}) == len(ROUTES), "a route id names one route"

@@ -3,7 +3,8 @@
 The library has no parent watch. An interval timer looks at the parent twice a second and, once it is gone, sends this
 process the SIGTERM that makes it stop everything it runs. A timer, because this process forks: a thread would be
 copied half. Our processes learn here whose children they are, so that they leave when this process is killed. A lock
-makes it wait until one that an earlier launch left behind has stopped its processes.
+makes it wait until one that an earlier launch left behind has stopped its processes. How each process ended is written
+down (ends.py), because the library forgets by which signal.
 """
 
 from __future__ import annotations
@@ -14,14 +15,30 @@ import signal
 import sys
 from pathlib import Path
 
-from supervisor.supervisord import main
+from supervisor.options import ServerOptions
+from supervisor.supervisord import go
 
+from services.launch.ends import End, append_end
 from services.runtime.guard import PARENT_LOOK_S, PARENT_VARIABLE, parent_pid_in
+
+
+class Options(ServerOptions):
+    """The library's options, which do its system calls, too: here the one that learns of a child's end."""
+
+    run_dir: Path
+
+    def waitpid(self) -> tuple[int | None, int | None]:
+        """As the library's; and the end is written down before the library acts on it."""
+        pid, status = super().waitpid()
+        if pid and (process := self.pidhistory.get(pid)) is not None:
+            append_end(self.run_dir, End.of(process.config.name, pid, status))
+        return pid, status
 
 
 def run(arguments: list[str]) -> None:
     """Supervise until told to stop, or until the parent named in the environment is gone."""
-    _wait_for_predecessor(Path(arguments[arguments.index("-c") + 1]).with_suffix(".lock"))
+    configuration = Path(arguments[arguments.index("-c") + 1])
+    _wait_for_predecessor(configuration.with_suffix(".lock"))
     parent_pid = parent_pid_in(os.environ)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
 
@@ -32,7 +49,13 @@ def run(arguments: list[str]) -> None:
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, PARENT_LOOK_S, PARENT_LOOK_S)
-    main(arguments)
+    options = Options()
+    options.run_dir = configuration.parent
+    options.realize(arguments)
+    options.first, options.test = True, False
+    go(options)
+    options.close_httpservers()
+    options.close_logger()
 
 
 def _wait_for_predecessor(path: Path) -> None:

@@ -1,8 +1,9 @@
 """The one thread that never waits for the rest of its process: it hears signals and notices that the parent is gone.
 
 A signal is written to a pipe by the interpreter's C handler, whatever the main thread does, and read here. The first
-one, or the end of the parent, asks for a stop; a second one, or a stop that takes longer than `stop_s`, ends the
-process at once. Knows nothing of what is stopped. Started by services.runtime.service and by services.launch.
+one, or the end of the parent, asks for a stop; a second one asks to hurry, where that means something; one more, or a
+stop that takes longer than `stop_s`, ends the process at once. Knows nothing of what is stopped. Started by
+services.runtime.service and by services.launch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXIT_FORCED = 1
 
 
 class Guard:
-    """`ask_stop(reason)` is called once, from the guard's thread. Made and started in the main thread."""
+    """`ask_stop(reason)` and `hurry()` are called once, from the guard's thread. Made and started in the main thread."""
 
     def __init__(
         self,
@@ -33,11 +34,14 @@ class Guard:
         *,
         parent_pid: int | None = None,
         stop_s: float = STOP_S,
+        hurry: Callable[[], None] | None = None,
     ) -> None:
+        self.stop_s = stop_s
+        """Longest stop. May be changed as long as no stop was asked."""
         self._process = process
         self._ask_stop = ask_stop
+        self._hurry = hurry
         self._parent_pid = parent_pid
-        self._stop_s = stop_s
         self._asked_at: float | None = None
         self._done = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
@@ -71,20 +75,24 @@ class Guard:
                     self._heard(number)
             if self._parent_pid is not None and os.getppid() != self._parent_pid:
                 self._stop(f"the process that started this one (pid {self._parent_pid}) is gone")
-            if self._asked_at is not None and time.monotonic() - self._asked_at > self._stop_s:
-                self._leave(f"did not stop in {self._stop_s:g} s")
+            if self._asked_at is not None and time.monotonic() - self._asked_at > self.stop_s:
+                self._leave(f"did not stop in {self.stop_s:g} s")
 
     def _next_look_s(self) -> float | None:
         if self._asked_at is not None:
-            return max(0.0, self._asked_at + self._stop_s - time.monotonic()) + 0.01
+            return max(0.0, self._asked_at + self.stop_s - time.monotonic()) + 0.01
         return None if self._parent_pid is None else PARENT_LOOK_S
 
     def _heard(self, number: int) -> None:
         if number not in (signal.SIGTERM, signal.SIGINT):
             return
-        if self._asked_at is not None and not self._done.is_set():
-            self._leave("was told twice to stop")
-        self._stop(f"{signal.Signals(number).name} received")
+        if self._asked_at is None:
+            self._stop(f"{signal.Signals(number).name} received")
+        elif self._hurry is not None:
+            hurry, self._hurry = self._hurry, None
+            hurry()
+        else:
+            self._leave("was told again to stop")
 
     def _stop(self, reason: str) -> None:
         if self._asked_at is None:

@@ -5,7 +5,7 @@
             life.spawn(answer(owner), "answer")       # a task that fails ends the process, loudly
             await life.ready({"http": url})
             await life.stopping.wait()                # SIGTERM, SIGINT, or the parent is gone
-        # leaving the blocks is the draining; the guard allows it STOP_S
+        # leaving the blocks is the draining; the guard allows it STOP_S, and what life.allow_drain added
 
     if __name__ == "__main__":
         raise SystemExit(run_service("mac", body))
@@ -20,14 +20,15 @@ import asyncio
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from common.config import Settings, find_file, load_settings
-from common.errors import LinkError, OutriggerError, ServiceError, SettingError
+from common.crash_note import CrashNote, Slot
+from common.errors import OutriggerError, ServiceError
 from common.log import configure_log, get_log
 from common.metrics import Metrics
 from common.wire.messages import Beat, StateChanged
@@ -35,15 +36,15 @@ from common.wire.routes import LIFE, Route
 from services.runtime.bus import Asker, BusEvent
 from services.runtime.endpoints import route_endpoint
 from services.runtime.exposition import Exposition
-from services.runtime.guard import Guard, parent_pid_in
+from services.runtime.guard import STOP_S, Guard, parent_pid_in
+from services.runtime.leaving import leave, one_line, report_failure, threads_ended
 from services.runtime.run_dir import open_run_dir
 
 EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_SETTING = 2
 BEAT_S = 1.0
 LIFE_WAIT_S = 0.3
 """How long a word to launch may take; launch also sees processes end."""
+THREAD_PREFIX = "off loop"
 
 State = Literal["starting", "ready", "serving", "draining", "stopped"]
 Body = Callable[["Life"], Awaitable[None]]
@@ -54,7 +55,7 @@ log = get_log()
 class Life:
     """What a process's body is given: its settings, its metrics, and the ways to say how it is."""
 
-    def __init__(self, process: str, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, process: str, settings: Settings, metrics: Metrics, note: CrashNote) -> None:
         self.process = process
         self.settings = settings
         self.metrics = metrics
@@ -64,6 +65,8 @@ class Life:
         self.was_ready = False
         self.work = 0
         """Grown by the thread that does the work; a beat that stands still shows a stuck one."""
+        self._note = note
+        self._guard: Guard | None = None
         self._listens: dict[str, str] = {}
         self._launch: Asker | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,6 +80,15 @@ class Life:
     def endpoint(self, route: Route) -> str:
         """Address of `route` in this run."""
         return route_endpoint(self.run_dir, route)
+
+    def crash_slot(self) -> Slot:
+        """For each thread that calls native code: where it says what it is about to do."""
+        return self._note.slot()
+
+    def allow_drain(self, seconds: float) -> None:
+        """After a stop is asked, the body may take so long to end what runs, on top of its STOP_S."""
+        assert self._guard is not None
+        self._guard.stop_s = STOP_S + seconds
 
     def on_bus_event(self, event: BusEvent) -> None:
         """For every channel's `on_event`: logs, and counts what was dropped. Any thread."""
@@ -124,7 +136,9 @@ class Life:
     async def _move(self, state: State, detail: str = "") -> None:
         """Go to `state` and tell."""
         self.state = state
-        log.info(f"process {state}", **({"detail": detail} if detail else {}), **self._listens)
+        more = {"pid": os.getpid()} if state == "starting" else {}
+        more |= {"detail": detail} if detail else {}
+        log.info(f"process {state}", **more, **self._listens)
         if self._launch is not None:
             with suppress(ServiceError):  # launch is gone; the guard knows what that means
                 said = StateChanged(self.process, os.getpid(), state, detail, self._listens)
@@ -158,17 +172,25 @@ def run_service(
 ) -> int:
     """Live one process's life; returns its exit code. `metrics_port` overrides the process's own setting."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1)  # what launch sends before it ends a process that is stuck
     try:
         settings = load_settings(find_file(os.environ), os.environ, flags)
         configure_log(process, level=settings.log.level, format=settings.log.format)
-        open_run_dir(settings.run_dir)
-        if metrics_port is None:
-            metrics_port = getattr(settings.metrics, f"{process}_port")
-        failure = asyncio.run(_live(Life(process, settings, Metrics(process)), body, metrics_port))
+        note = CrashNote(open_run_dir(settings.run_dir), process, os.getpid())
     except OutriggerError as error:
-        failure = error
-    return EXIT_OK if failure is None else report_failure(process, failure)
+        return report_failure(process, error)
+    if metrics_port is None:
+        metrics_port = getattr(settings.metrics, f"{process}_port")
+    threads = ThreadPoolExecutor(thread_name_prefix=THREAD_PREFIX)
+    runner = asyncio.Runner()
+    runner.get_loop().set_default_executor(threads)
+    failure = runner.run(_live(Life(process, settings, Metrics(process), note), body, metrics_port))
+    code = EXIT_OK if failure is None else report_failure(process, failure)
+    note.remove()
+    if not threads_ended(threads, THREAD_PREFIX):
+        leave(code)
+    runner.close()
+    return code
 
 
 async def _live(life: Life, body: Body, metrics_port: int) -> BaseException | None:
@@ -180,7 +202,7 @@ async def _live(life: Life, body: Body, metrics_port: int) -> BaseException | No
         loop.call_soon_threadsafe(life.stop)
 
     parent_pid = parent_pid_in(os.environ)
-    guard = Guard(life.process, ask_stop, parent_pid=parent_pid)
+    guard = life._guard = Guard(life.process, ask_stop, parent_pid=parent_pid)
     guard.start()
     try:
         async with AsyncExitStack() as stack:
@@ -221,23 +243,3 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-
-
-def one_line(error: BaseException) -> str:
-    """An error as one line for people."""
-    text = " ".join(str(error).split()) or "no further words"
-    return text if isinstance(error, OutriggerError) else f"{type(error).__name__}: {text}"
-
-
-def report_failure(process: str, error: BaseException) -> int:
-    """Say why a process ends, on standard error, as its last line; returns the exit code.
-
-    An error of ours is a sentence already. Anything else is a bug, and its trace goes to the log first.
-    """
-    if not isinstance(error, OutriggerError):
-        log.error("process failed", exc_info=error)
-    elif isinstance(error, LinkError):
-        log.error("process failed", cause=error.cause)
-    sys.stderr.write(f"{process}: {one_line(error)}\n")
-    sys.stderr.flush()
-    return EXIT_SETTING if isinstance(error, SettingError) else EXIT_FAILED

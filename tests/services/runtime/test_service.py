@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from common.crash_note import note_path, read_note
 from common.wire.routes import LIFE
 from services.runtime.bus import Owner
 from services.runtime.endpoints import route_endpoint
@@ -114,7 +115,7 @@ def test_a_second_signal_ends_at_once(start):
     child.wait_for("draining")
     child.process.terminate()
     assert child.end() == 1
-    assert "was told twice to stop" in child.text()
+    assert "was told again to stop" in child.text()
 
 
 def test_loading_is_interrupted_by_a_signal(start):
@@ -244,3 +245,32 @@ def test_beats_carry_the_work_done(run_dir, start):
                     return
 
     asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_a_thread_that_does_not_hear_does_not_keep_the_process(start):
+    child = start("await asyncio.to_thread(time.sleep, 60); await life.ready()")
+    child.wait_for("process starting")
+    child.process.terminate()
+    assert child.end() == 0
+    assert "process stopped" in child.text()
+
+
+def test_what_runs_may_end_within_the_drain_it_asked_for(start):
+    child = start(f"life.allow_drain(20)\n{WAITS}; await asyncio.sleep(2.5)")
+    child.wait_for("process serving")
+    child.process.terminate()
+    assert child.end() == 0
+
+
+def test_a_killed_process_leaves_word_of_what_it_did_in_native_code(run_dir, start):
+    child = start(f"slot = life.crash_slot()\nslot.write('reads positions 0-255')\n{WAITS}")
+    child.wait_for("process serving")
+    child.process.kill()
+    child.end()
+    assert read_note(run_dir, "mac", child.process.pid) == ["reads positions 0-255"]
+    again = start(WAITS)
+    again.wait_for("process serving")
+    again.process.terminate()
+    again.end()
+    assert read_note(run_dir, "mac", again.process.pid) == []
+    assert not note_path(run_dir, "mac", again.process.pid).exists()
