@@ -12,6 +12,7 @@
     │       └── BlobError         its weight file is truncated, damaged, or does not fit
     ├── EngineError               a tensor operation was asked with shapes or types that do not fit
     │   ├── OutOfMemoryError      a buffer could not be allocated
+    │   ├── UnsupportedOperationError  the device lacks an operation of the model
     │   └── PredictionError       a Core ML program was asked with features that do not fit it
     ├── ProtocolError             somebody broke the wire format
     │   ├── LocalProtocolError    we did (a bug of ours)
@@ -118,6 +119,12 @@ class OutOfMemoryError(EngineError):
     """A buffer could not be allocated."""
 
     code, status = 401, 503
+
+
+class UnsupportedOperationError(EngineError):
+    """The device cannot run an operation of the model; another device may."""
+
+    code = 403
 
 
 class PredictionError(EngineError):

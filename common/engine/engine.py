@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from common.errors import EngineError
-from common.ggml.backend import Backend, choose_device
+from common.errors import EngineError, UnsupportedOperationError
+from common.ggml.backend import Backend, devices_for
 from common.ggml.ffi import WHEEL_VERSION, lib
 from common.limits import KV_PAD_TOKENS, N_CTX_MAX, UBATCH_TOKENS
 from common.model.gguf import GgufFile
@@ -42,7 +42,8 @@ class Engine:
         self.graphs = GraphCache(backend, weights, self.state, self._inputs)
         self._first = EngineSequence(self, self.state)
         self._sequences = [self._first]
-        self.graphs.reserve(n_ubatch)
+        self.passed_over: tuple[str, ...] = ()
+        """Better devices that lack an operation of this model, with what they lack."""
 
     @classmethod
     def load(
@@ -65,10 +66,22 @@ class Engine:
         if not 1 <= n_ubatch <= N_CTX_MAX:
             raise EngineError(f"n_ubatch is {n_ubatch}; allowed are 1 to {N_CTX_MAX}")
         n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
-        spec = ModelSpec.read(path)
-        backend = Backend(choose_device(device), n_threads)
-        placed = Weights(GgufFile(path), backend, weights, matrices(spec))
-        return cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx))
+        spec, passed_over = ModelSpec.read(path), []
+        for candidate in devices_for(device):
+            backend = Backend(candidate, n_threads)
+            placed = Weights(GgufFile(path), backend, weights, matrices(spec))
+            engine = cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx))
+            engine.passed_over = tuple(passed_over)
+            try:
+                engine.graphs.reserve(engine.n_ubatch)
+                return engine
+            except UnsupportedOperationError as error:
+                engine.close()
+                passed_over.append(str(error))
+            except BaseException:
+                engine.close()
+                raise
+        raise EngineError(f"no device here runs {path}: {'; '.join(passed_over)}")
 
     def span(self, first: int, last: int) -> LayerSpan:
         """Layers [first, last) as one function. Raises EngineError when the file does not hold them."""
@@ -110,6 +123,7 @@ class Engine:
             "ggml": lib.ggml_version().decode(),
             "device": self._backend.device.name,
             "device_description": self._backend.device.description,
+            "passed_over": "; ".join(self.passed_over) or "nothing",
             "n_threads": self._backend.n_threads,
             "attention": "fused",
             "kv_type": "f16",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import EngineError
+from common.errors import UnsupportedOperationError
 from common.ggml.backend import Backend
 from common.ggml.builder import GraphBuilder
 from common.ggml.graph import ComputeBuffer, Graph
@@ -78,7 +78,7 @@ class GraphCache:
         shape = (layers.start, layers.stop, n_tokens, n_out)
         placed = self._get(shape, self._state.n_ctx, self._state)
         if missing := placed.graph.unsupported(self._backend):
-            raise EngineError(f"{self._backend.name} cannot run {', '.join(missing)} of this model")
+            raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")
 
     def run(
         self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState

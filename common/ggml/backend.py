@@ -1,6 +1,6 @@
 """Which device computes, with which threads and which memory layouts.
 
-`choose_device` takes the best one the installed libraries know (a GPU where there is one: Metal on a Mac; else the
+`devices_for` names those the installed libraries know, best first (a GPU where there is one: Metal on a Mac; then the
 CPU). `Backend` runs graphs on it. `weight_layouts` names the memory layouts weights may be copied into: on a CPU the
 repacked ones are faster than the file's own; the AMX one is offered only where a child process has proven that it does
 not fault (see amx_probe.py). Knows nothing of models; used by common/engine.
@@ -19,7 +19,16 @@ import numpy as np
 
 from common.errors import EngineError, OutOfMemoryError
 
-from .ffi import DEVICE_CPU, DEVICE_GPU, DEVICE_IGPU, STATUS_SUCCESS, DeviceProps, ThreadpoolParams, lib
+from .ffi import (
+    DEVICE_CPU,
+    DEVICE_GPU,
+    DEVICE_IGPU,
+    STATUS_SUCCESS,
+    DeviceProps,
+    ThreadpoolParams,
+    lib,
+    library_folder,
+)
 from .log import complaints, forget_complaints
 
 AMX_LAYOUT = "AMX"
@@ -48,6 +57,8 @@ class Device:
 def devices() -> list[Device]:
     """Every device of the installed libraries."""
     found = []
+    if not lib.ggml_backend_dev_count():  # builds that load their devices as plugins have none until told
+        lib.ggml_backend_load_all_from_path(str(library_folder()).encode())
     for i in range(lib.ggml_backend_dev_count()):
         ptr = lib.ggml_backend_dev_get(i)
         props = DeviceProps()
@@ -57,8 +68,8 @@ def devices() -> list[Device]:
     return found
 
 
-def choose_device(wanted: str = "auto") -> Device:
-    """The device to compute on: `auto` (a GPU if there is one, else the CPU), `cpu`, or a device's name.
+def devices_for(wanted: str = "auto") -> list[Device]:
+    """Devices to compute on, best first: `auto` (GPUs, then the CPU), `cpu`, or a device's name.
 
     Raises EngineError naming the devices there are.
     """
@@ -71,7 +82,12 @@ def choose_device(wanted: str = "auto") -> Device:
     if not candidates:
         names = ", ".join(d.name for d in found) or "none"
         raise EngineError(f"no device {wanted!r}; this machine offers: {names}")
-    return candidates[0]
+    return candidates
+
+
+def choose_device(wanted: str = "auto") -> Device:
+    """The best of devices_for."""
+    return devices_for(wanted)[0]
 
 
 class Backend:
