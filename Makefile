@@ -56,7 +56,7 @@ bench: ## measure the engine and the split on this machine (ARGS="--quick" for m
 	@$(OUTRIGGER) bench split $(ARGS)
 
 verify: ## same tokens with a worker, without one, and with one that dies mid-read
-	$(SET_UP) --quiet
+	$(SET_UP) --quiet --model gemma3-270m
 	@$(OUTRIGGER) verify $(ARGS)
 
 split: ## write a worker's part of a model: make split ARGS="MODEL.gguf TAIL.gguf -L 40"

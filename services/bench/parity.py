@@ -13,30 +13,27 @@ import numpy as np
 
 from common.engine.engine import Engine
 from common.engine.parity import ParityCount, compare
+from common.engine.weights import WeightLayout
 from common.ggml.stock import StockContext, StockModel
-from common.model.embedded import embedded_model
-from common.model.synthetic import ensure_preset
+from services.bench.models import models
 from services.bench.report import Report
 from services.bench.texts import natural_tokens
 
+LAYOUTS: tuple[WeightLayout, ...] = ("plain", "repack")
 LENGTHS = (512, 513, 514)
 """Of prompts: 0, 1 and 2 rows past the grid, where kernels change."""
+LENGTH_PAST_WINDOW = 900
+"""One more, for models with a window of 512."""
 N_GENERATED = 64
 N_CTX = 1024
 N_THREADS = 2
-
-
-def models(quick: bool) -> list[tuple[str, Path]]:
-    """The embedded model and a synthetic hybrid."""
-    hybrid = "tiny" if quick else "hybrid-60m"
-    return [("smollm2", embedded_model()), (hybrid, ensure_preset(hybrid))]
 
 
 def verify_parity(report: Report) -> tuple[int, int]:
     """Compares all models in both layouts; (positions compared, positions equal to the last bit)."""
     total, rows = ParityCount(), []
     for label, path in models(report.quick):
-        for weights in ("plain", "repack"):
+        for weights in LAYOUTS:
             count = _compare_model(label, path, weights, report)
             rows.append(
                 (f"{label} {weights}", count.compared, count.equal, count.same_token, count.difference_max)
@@ -51,13 +48,13 @@ def verify_parity(report: Report) -> tuple[int, int]:
     return total.compared, total.equal
 
 
-def _compare_model(label: str, path: Path, weights: str, report: Report) -> ParityCount:
+def _compare_model(label: str, path: Path, weights: WeightLayout, report: Report) -> ParityCount:
     model = StockModel(path, repack=weights == "repack")
     stock = StockContext(model, n_ctx=N_CTX, n_threads=N_THREADS)
     rng, total = np.random.default_rng(0), ParityCount()
     with Engine.load(path, n_ctx=N_CTX, n_threads=N_THREADS, weights=weights, device="cpu") as engine:
         report.ran(f"{label} {weights}", engine.describe())
-        for n_prompt in LENGTHS:
+        for n_prompt in (*LENGTHS, LENGTH_PAST_WINDOW) if engine.spec.sliding else LENGTHS:
             tokens = natural_tokens(path, n_prompt, skip=7 * n_prompt)
             for cuts in ([], [int(rng.integers(1, engine.spec.n_layer_full))]):
                 count = compare(engine, stock, tokens, N_GENERATED, cuts, logits="last" if cuts else "all")

@@ -10,12 +10,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.model.embedded import embedded_model
 from common.model.spec import ModelSpec
 from common.model.split import plan_split
-from common.model.synthetic import ensure_preset
 from common.wire import messages as m
 from services.bench.client import Answer
+from services.bench.models import models
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig, Seat
 from services.bench.texts import natural_tokens
@@ -50,12 +49,6 @@ class Totals:
     @property
     def passed(self) -> bool:
         return self.compared > 0 and self.equal == self.compared and self.worker_tokens > 0
-
-
-def models(quick: bool) -> list[tuple[str, Path]]:
-    """The embedded model and a synthetic hybrid."""
-    hybrid = "tiny" if quick else "hybrid-60m"
-    return [("smollm2", embedded_model()), (hybrid, ensure_preset(hybrid))]
 
 
 def verify_split(report: Report) -> Totals:

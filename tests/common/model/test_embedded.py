@@ -20,6 +20,10 @@ def test_a_missing_model_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(embedded, "models_folder", lambda: tmp_path)
     with pytest.raises(ModelError, match="run `make setup`, or name a GGUF file with --model"):
         embedded.embedded_model()
+    with pytest.raises(
+        ModelError, match=r"Gemma Terms of Use .*fetch it with `outrigger models get gemma3-270m`"
+    ):
+        embedded.gemma3_model()
 
 
 @pytest.mark.model
