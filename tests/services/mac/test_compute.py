@@ -99,10 +99,12 @@ def test_same_tokens_with_and_without_the_worker_and_an_honest_report(desk):
     assert without == with_worker and len(with_worker) == 8 and finished.reason == "length"
 
 
-def test_progress_is_told_per_ubatch(desk):
+def test_progress_is_told_in_ubatches(desk):
+    """Two answers of the worker that are there at once count as one step."""
     desk.ask(tokens(700), max_tokens=1)
     advanced = [e for e in desk.until(m.Finished) if isinstance(e, m.PrefillAdvanced)]
-    assert [e.tokens_done for e in advanced] == [256, 512, 700]
+    done = [e.tokens_done for e in advanced]
+    assert done in ([256, 512, 700], [512, 700])
     assert {e.tokens_total for e in advanced} == {700}
 
 
