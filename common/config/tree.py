@@ -39,6 +39,20 @@ class RunSettings(Leaf, frozen=True):
     run_dir: Annotated[
         str, _says("private folder (mode 0700) of sockets, logs and state; short, sockets need it")
     ] = ""
+    silence_s: Annotated[
+        float,
+        _says(
+            "seconds without a sign of life after which a process is ended and started again", ge=3, le=86_400
+        ),
+    ] = 20.0
+    stall_s: Annotated[
+        float,
+        _says(
+            "seconds without a turn of its working thread after which a process is ended and started again",
+            ge=3,
+            le=86_400,
+        ),
+    ] = 300.0
 
 
 class HostSettings(Leaf, frozen=True):
@@ -93,6 +107,9 @@ class GatewaySettings(Leaf, frozen=True):
     ] = ""
     stream_comment_s: Annotated[
         float, _says("silence after which a stream gets a comment line with its progress", gt=0, le=60)
+    ] = 10.0
+    drain_s: Annotated[
+        float, _says("seconds that running answers get to end when the host is stopped", ge=0, le=3600)
     ] = 10.0
     host_stall_s: Annotated[
         float,

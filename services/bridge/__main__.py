@@ -13,6 +13,7 @@ async def body(life: Life) -> None:
     bridge = Bridge(settings, life.metrics, life.endpoint, life.on_bus_event)
     for name, part in bridge.parts().items():
         life.spawn(part, name)
+    life.follow(lambda: bridge.pump.turns)
     await life.ready({route.name: life.endpoint(route) for route in (LINK, RESIDUAL)})
     await life.stopping.wait()
     await bridge.close()

@@ -49,6 +49,8 @@ PING_DATA = bytes(16)
 PINGS_AT_START = 9
 PING_EVERY_S = 5.0
 PONG_S_MAX = 3.0
+TURN_S_MAX = 1.0
+"""Longest sleep of the thread: that it takes turns is the process's sign of life."""
 WAITING_MAX = 2 * CHUNK_WINDOW_MAX
 """Requests that wait until the link may carry them; one more is refused."""
 
@@ -82,6 +84,8 @@ class Pump(threading.Thread):
         self._hello: m.LinkHello | None = None
         self._cable: Cable | None = None
         self._up = False
+        self.turns = 0
+        """Grows with every turn of the thread."""
         self._epoch = 0
         self._lives = 0
         self._greet_by = 0.0
@@ -129,9 +133,10 @@ class Pump(threading.Thread):
             self._ended()
 
     def _step(self) -> None:
+        self.turns += 1
         now = time.monotonic()
         due = [at for at in (self._retry_at, self._due_at()) if at is not None]
-        timeout_s = max(0.0, min(due) - now) if due else None
+        timeout_s = max(0.0, min([TURN_S_MAX, *(at - now for at in due)]))
         cable = self._cable
         sockets = [self._wake] if cable is None else [self._wake, cable]
         ready = self._owner.wait(timeout_s, *sockets, writers=[cable] if cable and cable.wants_write else [])

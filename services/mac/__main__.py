@@ -8,12 +8,12 @@ from common.wire.routes import GENERATE
 from services.mac.host import Host, load_engine
 from services.runtime.service import Life, run_service
 
-WORK_LOOK_S = 0.5
-
 
 async def body(life: Life) -> None:
     """Load the model, serve until told to stop."""
     settings = life.settings
+    slot = life.crash_slot()
+    slot.write(f"loading {settings.host.model}")
     engine = await asyncio.to_thread(load_engine, settings.host)
     host = Host(
         engine,
@@ -22,21 +22,15 @@ async def body(life: Life) -> None:
         life.metrics,
         window=settings.bridge.chunk_window,
         on_bus_event=life.on_bus_event,
+        crash_slot=slot,
     )
     for name, part in host.parts():
         life.spawn(part, name)
-    life.spawn(_show_work(life, host), "work")
     host.start()
+    life.follow(lambda: host.beat)
     await life.ready({"generate": life.endpoint(GENERATE)}, detail=engine.spec.name)
     await life.stopping.wait()
     await host.stop()
-
-
-async def _show_work(life: Life, host: Host) -> None:
-    """The compute thread's beat is the process's sign of life."""
-    while True:
-        life.work = host.beat
-        await asyncio.sleep(WORK_LOOK_S)
 
 
 if __name__ == "__main__":

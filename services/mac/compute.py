@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from common.crash_note import Slot
 from common.errors import LinkError, OutriggerError, RequestError
 from common.log import bound, get_log
 from common.wire import messages as m
@@ -51,6 +52,7 @@ class Compute:
         short_sequence: Any | None = None,
         on_link_failure: Callable[[LinkError], None] = lambda _error: None,
         tally: Tally | None = None,
+        crash_slot: Slot | None = None,
     ) -> None:
         """channel: the residual route, needed when worker.split_layer is set. emit may be called from this thread.
 
@@ -62,6 +64,7 @@ class Compute:
         self._split_tokens_min = split_tokens_min
         self._on_link_failure = on_link_failure
         self._tally = tally or Tally()
+        self._crash_slot = crash_slot or Slot()
         self._tickets = itertools.count(1)
         self._remote: RemoteSpan | None = None
         self._balance = Balance()
@@ -77,6 +80,7 @@ class Compute:
             self._admit()
             lane = self._next_lane()
             if lane is None:
+                self._crash_slot.clear()
                 self.queue.wait(IDLE_S, seen)
             else:
                 self._advance(lane)
@@ -135,6 +139,7 @@ class Compute:
     def _advance(self, lane: Lane, wait_s: float = WORKER_WAIT_S) -> None:
         """One step of a lane, charged to it."""
         contended = all(each.can_advance and not each.waits_for_worker for each in self._lanes)
+        self._crash_slot.write(lane.doing)
         started_s = self.queue.clock()
         self._guarded(lane, lambda: lane.advance(wait_s))
         seconds = self.queue.clock() - started_s

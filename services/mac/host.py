@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config import HostSettings
+from common.crash_note import Slot
 from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
 from common.engine.sequence import EngineSequence
@@ -85,8 +86,12 @@ class Host:
         *,
         window: int = CHUNK_WINDOW,
         on_bus_event: EventSink | None = None,
+        crash_slot: Slot | None = None,
     ) -> None:
-        """window: most chunks in flight. on_bus_event is told what the channels notice. Raises SettingError."""
+        """window: most chunks in flight. on_bus_event is told what the channels notice. Raises SettingError.
+
+        crash_slot: where the compute thread says what it is about to compute.
+        """
         self.engine = engine
         self.state: Literal["starting", "ready", "draining"] = "starting"
         split_layer = choose_split_layer(settings, engine.spec)
@@ -113,6 +118,7 @@ class Host:
             short_sequence=short_sequence(engine, settings),
             on_link_failure=self._link_failed,
             tally=self._tally,
+            crash_slot=crash_slot,
         )
         self._kernels = kernels_text(engine)
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(maxsize=1)

@@ -61,6 +61,17 @@ class Lane:
         """Its read has nothing to compute before the worker's next answer."""
         return self.turn is not None and self.turn.read is not None and self.turn.read.waits
 
+    @property
+    def doing(self) -> str:
+        """What its next step computes: told, should the process die of it."""
+        turn = self.turn
+        assert turn is not None
+        request, read = turn.request, turn.read
+        n_prompt, name = len(request.tokens), request.ask.request_id
+        if read is None or read.logits is None:
+            return f"reading {name}, {read.tokens_done if read else 0} of {n_prompt} tokens done"
+        return f"writing {name}, token {request.n_sent} after a prompt of {n_prompt}"
+
     # --- a request comes and goes
 
     def enter(self, request: Request) -> None:

@@ -64,7 +64,8 @@ class Life:
         self.state: State = "starting"
         self.was_ready = False
         self.work = 0
-        """Grown by the thread that does the work; a beat that stands still shows a stuck one."""
+        """Grown by the thread that does the work; a beat that stands still shows a stuck one. 0: no such thread."""
+        self._work_now: Callable[[], int] | None = None
         self._note = note
         self._guard: Guard | None = None
         self._listens: dict[str, str] = {}
@@ -89,6 +90,10 @@ class Life:
         """After a stop is asked, the body may take so long to end what runs, on top of its STOP_S."""
         assert self._guard is not None
         self._guard.stop_s = STOP_S + seconds
+
+    def follow(self, work_now: Callable[[], int]) -> None:
+        """From now on `work` is asked of a counter that the working thread grows."""
+        self._work_now = work_now
 
     def on_bus_event(self, event: BusEvent) -> None:
         """For every channel's `on_event`: logs, and counts what was dropped. Any thread."""
@@ -159,6 +164,7 @@ class Life:
     async def _beat(self, launch: Asker) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
+            self.work = self._work_now() if self._work_now else self.work
             with suppress(ServiceError):
                 await launch.send(Beat(self.process, os.getpid(), self.work), wait_s=0)
 
