@@ -1,7 +1,8 @@
 """The one thread that uses the engine: it takes requests in order of arrival and sends each answer itself.
 
-Readers of connections put work in (`submit`), nobody waits for it. A request whose client has gone is skipped; when a
-client leaves, the mirror is emptied behind its last request. Knows sessions only by what they promise here.
+Readers of connections put work in (`submit`), nobody waits for it. A request whose client has gone is skipped, and so
+is a chunk past the point that a waiting TRIM2 goes back to; when a client leaves, the mirror is emptied behind its last
+request. Knows sessions only by what they promise here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.errors import EngineError, OutriggerError
+from common.errors import EngineError, LinkDownError, OutriggerError
 from common.limits import CHUNK_WINDOW_MAX, WORKER_CLIENTS_MAX
 from common.log import get_log
+from common.wire import base_frames as base
+from common.wire import extension_frames as ext
 from common.wire.frames import Frame
 from common.wire.link import Refused
 from device.service import TailService
@@ -55,6 +58,8 @@ class ComputeThread:
         self._queue: queue.Queue[Work | Client | None] = queue.Queue(QUEUE_MAX)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._served: Client | None = None
+        self._trim: Work | None = None
+        """A TRIM2 that waits; set by the reader's thread."""
         self.busy = False
 
     def start(self) -> None:
@@ -62,6 +67,8 @@ class ComputeThread:
 
     def submit(self, work: Work) -> None:
         """Queue a request. The link's window keeps the queue short; a client beyond it was refused before."""
+        if isinstance(work.frame, ext.Trim2):
+            self._trim = work
         self._queue.put(work)
 
     def release(self, client: Client) -> None:
@@ -94,7 +101,11 @@ class ComputeThread:
                 client.reply(service.failure(None, work.seq, work.frame.error))
                 return
             waited_s = self._clock() - work.arrived_at
-            answer = service.answer(work.frame, work.seq, waited_s, gone=lambda: client.closed)
+            if work is self._trim:
+                self._trim = None
+            if self._unwanted(work):
+                raise LinkDownError("nobody waits for this chunk any more; it was not run")
+            answer = service.answer(work.frame, work.seq, waited_s, gone=lambda: self._unwanted(work))
         except OutriggerError as error:
             self._refuse(work, error)
         except Exception as error:
@@ -106,11 +117,22 @@ class ComputeThread:
             if answer.closing is not None:
                 client.fail(answer.closing, 0)
 
+    def _unwanted(self, work: Work) -> bool:
+        """The client has gone, or has said that it will go back to before the end of this chunk."""
+        if work.client.closed:
+            return True
+        trim, chunk = self._trim, work.frame
+        if trim is None or trim.client is not work.client or not isinstance(chunk, (base.Chunk, ext.Chunk2)):
+            return False
+        assert isinstance(trim.frame, ext.Trim2)
+        return trim.frame.n < chunk.pos0 + chunk.n_tok
+
     def _refuse(self, work: Work, error: OutriggerError) -> None:
         assert not isinstance(work.frame, Refused)
         n_valid = self._service.mirror.n_valid
         values = {"peer": work.client.peer, "request": work.frame.NAME, "n_valid": n_valid}
-        log.warning("request refused", **values, error=str(error))
+        tell = log.info if isinstance(error, LinkDownError) else log.warning
+        tell("request refused", **values, error=str(error))
         if work.seq == 0:  # a greeting: there is nothing to go on with
             work.client.fail(error, n_valid)
         else:

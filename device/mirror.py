@@ -91,7 +91,7 @@ class TailMirror:
     ) -> TailRun:
         """Run the tail over residual f32 [n_tokens, n_embd] at `position`, which must be n_valid.
 
-        gone is asked before each ubatch whether anybody still wants it; if not, LinkDownError.
+        gone is asked before each ubatch whether nobody wants it any more; then LinkDownError.
         """
         end = position + len(residual)
         self._check_chunk(residual, position, want)
@@ -100,13 +100,14 @@ class TailMirror:
             for begin, stop in _ubatches(position, end, self.engine.n_ubatch):
                 if gone():
                     raise LinkDownError(
-                        f"the client left; positions [{begin}, {end}) of its chunk were not run"
+                        f"nobody waits for this chunk any more; its positions [{begin}, {end}) were not run"
                     )
                 last = "last" if want & WANT_LOGITS and stop == end else "none"
                 out = self.span.run(residual[begin - position : stop - position], begin, logits=last)
             sections = self.rows(position, end, _wanted_flags(want))
         except BaseException:
-            self._undo(before)
+            if self.n_valid != before:
+                self._undo(before)
             raise
         return TailRun(out[0] if want & WANT_LOGITS else None, sections)
 

@@ -83,7 +83,11 @@ ANSWERS: dict[type[Frame], type[Frame]] = {
 """Every request is answered once, in order, by this or by ERR / ERR2."""
 
 PIPELINED = (base.Chunk, ext.Chunk2)
-"""Of these, up to `window` may be unanswered; any other request waits until nothing is."""
+"""Of these, up to `window` may be unanswered; any other request waits until nothing is, save for OVERTAKING."""
+
+OVERTAKING = {ext.Trim2: ext.Chunk2}
+"""A request that may be said while others are unanswered: chunks behind the point a TRIM2 goes back to need not be run
+any more. Answers still come in order."""
 
 ALLOWED_TYPES = {
     (phase, role): frozenset(what.TYPE for who, what in GRAMMAR[phase] if who is role)

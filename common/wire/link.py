@@ -31,7 +31,7 @@ from common.wire.frames import (
     split_stamp,
     stamp_hash,
 )
-from common.wire.grammar import ALLOWED_TYPES, ANSWERS, GRAMMAR, PIPELINED, Phase, Role
+from common.wire.grammar import ALLOWED_TYPES, ANSWERS, GRAMMAR, OVERTAKING, PIPELINED, Phase, Role
 from common.wire.stream import RawFrame
 
 CHUNK_HEAD_BYTES = EXT_HDR.size + ext.Chunk2.LAYOUT.size
@@ -107,7 +107,8 @@ class Link:
         """Whether a request of this class may be sent now."""
         if request in PIPELINED and self.pending:
             return len(self.pending) < self.window and all(p.request is request for p in self.pending)
-        return not self.pending
+        overtaken = OVERTAKING.get(request)
+        return all(p.request is overtaken for p in self.pending)
 
     def due_at(self) -> float | None:
         """When the oldest unanswered request becomes a failure; None when nothing is unanswered."""

@@ -48,6 +48,11 @@ class Mirror:
         self.n = n
         self.dirty = False
 
+    def rewound(self, n: int) -> None:
+        """The worker says that it went back to n. The sequence may have been limited further since it was asked."""
+        self.dirty = n > self.n
+        self.n = min(n, self.n)
+
     def distrust(self) -> None:
         """Chunks may be running whose answers nobody will take: only what was acknowledged counts."""
         self.dirty = True

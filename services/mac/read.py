@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import EngineError, LinkError
+from common.log import get_log
 from common.wire.messages import ReadReport
 from services.mac.grid import Ubatch
 from services.mac.mirror import Rewind, tokens_per_push
@@ -27,6 +28,8 @@ from services.mac.sequence import HeldSequence
 from services.mac.stopwatch import ReadClock
 
 HEAD, TAIL = 0, 1
+
+log = get_log()
 
 
 class Read:
@@ -90,9 +93,12 @@ class Read:
             self._fall_back(self._remote, error)
 
     def abandon(self) -> None:
-        """Nobody wants this read any more: answers still in flight will be dropped."""
+        """Nobody wants this read any more: the worker is told so, and answers still in flight will be dropped."""
         if self._remote is not None:
-            self._remote.abandon()
+            try:
+                self._remote.cancel()
+            except LinkError as error:
+                log.info("worker could not be told of a cancelled read", error=str(error))
 
     def report(self) -> ReadReport:
         """Where the tokens were computed and how long it took, so far."""

@@ -162,6 +162,16 @@ class RemoteSpan:
         self._asked.clear()
         self.mirror.distrust()
 
+    def cancel(self) -> None:
+        """As abandon, and the worker is told: it need not run the chunks in flight, and trims its mirror.
+
+        Raises LinkError when it cannot be told.
+        """
+        chunks_in_flight = bool(self._asked)
+        self.abandon()
+        if chunks_in_flight:
+            self.start_rewind(self.mirror.n)
+
     # --- inside
 
     def _ask(self, ticket: int, message: m.Message, *arrays: Any, n_expected: int | None = None) -> None:
@@ -222,7 +232,7 @@ class RemoteSpan:
                 raise LinkError(
                     f"the mirror went to {answer.n_valid}, asked for {asked.message.n} at most", cause="range"
                 )
-            self.mirror.moved(answer.n_valid)
+            self.mirror.rewound(answer.n_valid)
         elif asked.n_expected is not None and answer.n_valid != asked.n_expected:
             raise LinkError(
                 f"the mirror stands at {answer.n_valid} after a push up to {asked.n_expected}", cause="range"

@@ -102,7 +102,19 @@ def test_the_window_is_the_smaller_of_both_and_holds_on_both_ends():
         pair.say(pair.host, chunk2(2))
 
 
-@pytest.mark.parametrize("request_frame", [ext.Trim2(0), ext.Snapshot(0), ext.StateRange2(0, 0, 1)])
+def test_a_trim_may_follow_unanswered_chunks_also_a_full_window_and_is_answered_in_its_turn():
+    pair = Pair().greet()
+    chunks = [pair.say(pair.host, chunk2(position)) for position in range(2)]
+    assert not pair.host.room(ext.Chunk2) and pair.host.room(ext.Trim2)
+    trim = pair.say(pair.host, ext.Trim2(0))
+    assert not any(pair.host.room(request) for request in (ext.Chunk2, ext.Trim2, ext.Snapshot))
+    assert pair.say(pair.worker, ack(chunks[0].seq)).request.request is ext.Chunk2
+    assert pair.say(pair.worker, ext.Err2.of(chunks[1].seq, 601, 1, "unwanted")).request.request is ext.Chunk2
+    assert pair.say(pair.worker, ext.Ok2(trim.seq, 0)).request.request is ext.Trim2
+    assert pair.host.idle and pair.worker.idle
+
+
+@pytest.mark.parametrize("request_frame", [ext.Sync2(1, 0, Payload(b"")), ext.Snapshot(0), ext.StateRange2(0, 0, 1)])
 def test_other_requests_wait_for_their_turn(request_frame):
     pair = Pair().greet()
     pair.say(pair.host, chunk2())

@@ -11,7 +11,7 @@ from services.mac.mirror import PUSH_BYTES_MAX, Mirror, Push, Rewind, tokens_per
 
 positions = st.integers(0, 8).map(lambda k: k * UBATCH_TOKENS)
 events = st.lists(
-    st.tuples(st.sampled_from(["new_sequence", "append", "distrust"]), positions), min_size=1, max_size=12
+    st.tuples(st.sampled_from(["new_sequence", "append", "distrust", "cancel"]), positions), min_size=1, max_size=12
 )
 
 
@@ -31,6 +31,14 @@ def test_after_a_sync_the_mirror_holds_the_sequence_up_to_the_start(happened, ca
         elif event == "distrust":
             worker += [sequence] * point
             mirror.distrust()
+        elif event == "cancel":  # a rewind is under way; the sequence changes before its answer is taken
+            worker += [sequence] * point
+            mirror.distrust()
+            worker = worker[: mirror.n if can_rewind else 0]
+            sequence += 1
+            mirror.limit(point)
+            worker[:point] = [sequence if t == sequence - 1 else t for t in worker[:point]]
+            mirror.rewound(len(worker))
         start = point
         mirror.limit(start)
         while (sync := mirror.next_sync(start, per_push)) is not None:

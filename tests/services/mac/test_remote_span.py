@@ -196,6 +196,21 @@ def test_answers_to_an_abandoned_read_are_dropped():
     assert span.late_answers == 2 and not span.mirror.dirty
 
 
+def test_a_cancelled_read_is_told_to_the_worker_which_trims_to_what_was_acknowledged():
+    far, span = make_span()
+    span.cancel()
+    assert far.sent == [], "nothing was under way"
+    start(span, 0)
+    start(span, 16)
+    far.answer(*done(1, 16, tail_sections(0, 16, False)))
+    assert span.wait(1.0).end == 16
+    span.cancel()
+    assert far.sent[-1][0] == m.RewindMirror(7, 3, 16)
+    far.answer(m.LinkFailed(7, 2, 601, "down", "nobody waits for this chunk"))
+    far.answer(m.MirrorAt(7, 3, 16))
+    assert span.wait(1.0).n == 16 == span.mirror.n and not span.mirror.dirty
+
+
 def test_pushes_and_rewinds_must_leave_the_mirror_where_they_should():
     far, span = make_span()
     span.start_rewind(16)
