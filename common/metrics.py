@@ -89,6 +89,15 @@ SERIES = (
         "Requests that ended, by how.",
         {"outcome": ("stop", "length", "cancelled", "refused", "busy", "deadline", "error")},
     ),
+    Series("zmq_clients", "gauge", ("gateway",), "Clients of the public ZeroMQ endpoint."),
+    Series(
+        "zmq_dropped_total",
+        "counter",
+        ("gateway",),
+        "ZeroMQ messages not used (malformed: answered with an error; refused: too many clients) or not delivered "
+        "(gone: the client left; unread: it did not read, or gave no credit).",
+        {"reason": ("malformed", "refused", "gone", "unread")},
+    ),
     # --- mac: the model
     Series("requests_running", "gauge", ("mac",), "Requests that compute now."),
     Series("requests_waiting", "gauge", ("mac",), "Requests that wait for their turn."),

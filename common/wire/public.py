@@ -41,7 +41,7 @@ class Generate(Ask, frozen=True, tag="generate", kw_only=True):
     id: AskId
     body: msgspec.Raw
     credit: Credit = PUBLIC_CREDIT
-    """Tokens the gateway may send before the client grants more."""
+    """Tokens the gateway may send before the client grants more; all choices draw on it."""
     report: bool = False
     """Whether `finished` tells where the answer was computed."""
 
@@ -120,21 +120,36 @@ class ReadingPrompt(Answer, frozen=True, tag="reading", kw_only=True):
 
 
 class PieceWritten(Answer, frozen=True, tag="piece", kw_only=True):
-    """A piece of the answer. It costs as much credit as it has token ids."""
+    """A piece of the answer. It costs `n_tokens` of the request's credit."""
 
     id: str
     text: str
     """What may be shown now; empty while a code point or a possible stop string is not complete."""
+    n_tokens: int
     token_ids: tuple[int, ...] = ()
+    """Tokens whose text is out; those of a stop string never come."""
+    choice: int = 0
+    logprobs: list[dict[str, Any]] | None = None
+    """As in the `content` of OpenAI's logprobs; only when the request asked for them."""
+
+
+class ChoiceFinished(Answer, frozen=True, tag="choice_finished", kw_only=True):
+    """One choice of several is complete while others go on."""
+
+    id: str
+    choice: int
+    reason: str
 
 
 class Finished(Answer, frozen=True, tag="finished", kw_only=True):
-    """The answer is complete. Ends the request."""
+    """The answer is complete, with the choice that ended last. Ends the request."""
 
     id: str
     reason: str
     """stop or length."""
     usage: dict[str, Any]
+    """Of all choices together, as in OpenAI's API."""
+    choice: int = 0
     report: dict[str, Any] | None = None
 
 
@@ -258,6 +273,7 @@ AnyAnswer = (
     | Queued
     | ReadingPrompt
     | PieceWritten
+    | ChoiceFinished
     | Finished
     | Cancelled
     | Failed
@@ -308,6 +324,14 @@ def decode_answer(frames: Sequence[Any]) -> AnyAnswer | None:
 def decode_event(frames: Sequence[Any]) -> AnyEvent | None:
     """What was published, topic first; None for a type of a later version. Raises RemoteProtocolError."""
     return _known(_events, _checked(frames[1:]))
+
+
+def id_in(frames: Sequence[Any]) -> str:
+    """The id of an ask that cannot be read, so that its answer finds home; empty when that is damaged, too."""
+    try:
+        return msgspec.msgpack.decode(_any_type.decode(_checked(frames))["id"], type=AskId)
+    except (RemoteProtocolError, msgspec.MsgspecError, ValueError, RecursionError, KeyError):
+        return ""
 
 
 def decode_body(body: msgspec.Raw) -> Any:

@@ -30,6 +30,10 @@ class HttpRefusal(RequestError):
         self.word = word
 
 
+class PublicRefusal(HttpRefusal):
+    """A request refused for a reason of the ZeroMQ door's; its statuses mean what they mean in HTTP."""
+
+
 class HostFailure(OutriggerError):
     """An error of the host, as it came over the bus: the class of the tree it had there is known by its code."""
 

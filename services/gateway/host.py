@@ -78,12 +78,17 @@ class HostChannel:
         beat_s_max: float,
         waiting_max: int,
         on_event: Callable[[BusEvent], None] = lambda _event: None,
+        on_status: Callable[[m.HostStatus | None], None] = lambda _status: None,
     ) -> None:
-        """`endpoint`: where the host listens; `waiting_max`: requests that may wait behind the running one."""
+        """`endpoint`: where the host listens; `waiting_max`: requests that may wait behind the running one.
+
+        `on_status` hears every status of the host, and None when it was lost.
+        """
         self.table = table
         self.view = HostView(beat_s_max)
         self._waiting_max = waiting_max
         self._on_event = on_event
+        self._on_status = on_status
         self._asker = Asker(GENERATE, endpoint, on_event=self._noticed)
 
     async def __aenter__(self) -> HostChannel:
@@ -144,6 +149,7 @@ class HostChannel:
             message: Any = received.message
             if isinstance(message, m.HostStatus):
                 self.view.heard(message, time.monotonic())
+                self._on_status(message)
             else:
                 await self.tell(self.table.apply(message))
 
@@ -161,6 +167,7 @@ class HostChannel:
     def _noticed(self, event: BusEvent) -> None:
         if event.kind in ("restarted", "lost_peer"):
             self.view.lost()
+            self._on_status(None)
             self.table.break_all("the host process was lost while it worked on this request; send it again")
         elif event.kind == "gap":
             self.table.break_all("messages of the host were lost on the way; send the request again")

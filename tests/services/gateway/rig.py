@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,20 @@ from common.wire import messages as m
 from common.wire.routes import GENERATE
 from services.gateway.host import HostChannel
 from services.gateway.prompt import PromptReader
+from services.gateway.public_door import Manners, PublicDoor
+from services.gateway.public_endpoints import Endpoints, open_endpoints
+from services.gateway.public_events import Events
 from services.gateway.server import Door, Gateway, listen
 from services.gateway.streams import RequestTable
 from services.gateway.trip import Trips
 from services.runtime.bus import Owner
-from services.runtime.endpoints import route_endpoint
+from services.runtime.endpoints import CurveKeys, ipc_endpoint, route_endpoint
 
 N_CTX = 512
 WAIT_S = 20.0
 """For what must happen: long, because a busy machine is no failure."""
+
+PATIENT = Manners(lease_s=60.0, stall_s=60.0)
 
 
 class TestHost:
@@ -130,8 +135,16 @@ class Rig:
     """Gateway and test host on a loop in a thread."""
 
     def __init__(
-        self, model: Path, *, api_key: str | None = None, beat_s_max: float = 60.0, waiting_max: int = 32
+        self,
+        model: Path,
+        *,
+        api_key: str | None = None,
+        beat_s_max: float = 60.0,
+        waiting_max: int = 32,
+        manners: Manners = PATIENT,
+        keys: CurveKeys | None = None,
     ) -> None:
+        self.manners, self.keys = manners, keys
         self.run_dir = Path(tempfile.mkdtemp(prefix="outrigger-test-"))
         self.prompts = PromptReader.load(model)
         self.metrics = Metrics("gateway")
@@ -151,14 +164,23 @@ class Rig:
         vocabulary = self.prompts.vocabulary
         self.table = RequestTable(vocabulary.piece, vocabulary.end_ids, vocabulary.spelling)
         await self.host.open()
-        async with HostChannel(self.host.endpoint, self.table, **self._limits) as self.channel:
+        self.events = Events()
+        async with (
+            HostChannel(
+                self.host.endpoint, self.table, **self._limits, on_status=self.events.status
+            ) as self.channel,
+            AsyncExitStack() as stack,
+        ):
             self._tasks = [
                 asyncio.ensure_future(self.channel.listen()),
                 asyncio.ensure_future(self.channel.tick()),
             ]
-            self.trips = Trips(self.prompts, self.channel, self.metrics, deadline_s=60.0)
+            self.trips = Trips(
+                self.prompts, self.channel, self.metrics, deadline_s=60.0, watch=self.events.watch
+            )
             gateway = Gateway(self._door, self.trips)
             runner, self.port = await listen(gateway, "127.0.0.1", 0)
+            await self._open_public(stack)
             self._started.set()
             await self._stop.wait()
             await self.trips.drain(0.5)
@@ -167,6 +189,18 @@ class Rig:
             for task in self._tasks:
                 task.cancel()
         await self.host.close()
+
+    async def _open_public(self, stack: AsyncExitStack) -> None:
+        """The ZeroMQ door, on free ports, with whatever keys the test gave."""
+        self.door = PublicDoor(self.trips, self.manners, self.metrics)
+        places = Endpoints(
+            (ipc_endpoint(self.run_dir / "public.sock"), "tcp://127.0.0.1:0"),
+            ("tcp://127.0.0.1:0",),
+            self.keys,
+        )
+        self.listens = await open_endpoints(stack, self.door, self.events, places, asyncio.ensure_future)
+        self._tasks.append(asyncio.ensure_future(self.door.tick()))
+        stack.push_async_callback(self.door.close)
 
     def __enter__(self) -> Rig:
         self._thread.start()
