@@ -42,6 +42,7 @@ ROOMS = {
     "services.runtime": f"{WORDS} common.wire",
     "services.bridge": f"{WORDS} common.wire services.runtime",
     "services.broker": f"{WORDS} common.wire services.runtime",
+    "services.client": f"{FLOOR} common.wire services.runtime",
     "services.gateway": f"{MODEL} common.wire services.runtime",
     "services.mac": f"{ENGINE} services.runtime",
     "services.launch": f"{MODEL} common.wire services {FAR_END}",
