@@ -84,8 +84,9 @@ status: ## what runs, and how it is (not built yet)
 logs: ## follow the logs of all processes (not built yet)
 	$(NOT_BUILT)
 
-chat: ## talk to the model in the terminal (not built yet)
-	$(NOT_BUILT)
+chat: ## talk to the model that `make run` serves, in the terminal
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) chat $(ARGS)
 
 doctor: ## examine this machine and the cable (not built yet)
 	$(NOT_BUILT)

@@ -27,6 +27,8 @@ COMMANDS = {
     "pages": ("services.cli.pages:command", "Page programs: build templates, look into packages, check pages."),
     "device-check": ("services.cli.device_check:command", "What this device does with a page program, as one JSON."),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
+    "chat": ("services.cli.chat:command", "Talk to the model that runs, in the terminal."),
+    "keys": ("services.cli.keys:command", "CURVE keys for ZeroMQ clients on other machines."),
     "config": ("services.cli.config:command", "Show and check settings."),
     "version": ("services.cli.version:command", "Versions of everything that matters."),
 }

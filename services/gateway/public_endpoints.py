@@ -19,29 +19,30 @@ from common.log import get_log
 from services.gateway.public_door import PublicDoor
 from services.gateway.public_events import Events
 from services.runtime.bus import public_key_of
-from services.runtime.endpoints import CurveKeys, check_endpoint, ipc_endpoint
-
-IPC_NAME, IPC_EVENTS_NAME = "public.sock", "events.sock"
+from services.runtime.endpoints import (
+    EVENTS_SOCKET,
+    PUBLIC_SOCKET,
+    CurveKeys,
+    check_endpoint,
+    ipc_endpoint,
+)
+from services.runtime.key_files import read_key, read_keys
 
 Watch = Callable[[Coroutine[Any, Any, None]], Any]
 
 _log = get_log()
 
 
-def read_keys(settings: ZmqSettings) -> CurveKeys | None:
+def keys_of(settings: ZmqSettings) -> CurveKeys | None:
     """Our key and the clients' from their files; None when none are set. Raises SettingError."""
     if not settings.secret_file and not settings.clients_file:
         return None
     if not settings.secret_file or not settings.clients_file:
         missing = "OUTRIGGER_ZMQ_CLIENTS_FILE" if settings.secret_file else "OUTRIGGER_ZMQ_SECRET_FILE"
         raise SettingError(f"{missing} is not set; CURVE needs our secret key and the keys of the clients")
-    secret = _key_lines(settings.secret_file, "OUTRIGGER_ZMQ_SECRET_FILE")
-    if len(secret) != 1:
-        raise SettingError(
-            f"OUTRIGGER_ZMQ_SECRET_FILE = {settings.secret_file}: {len(secret)} keys; one is needed"
-        )
-    clients = _key_lines(settings.clients_file, "OUTRIGGER_ZMQ_CLIENTS_FILE")
-    return CurveKeys(public_key_of(secret[0]), secret[0], frozenset(clients))
+    secret = read_key(settings.secret_file, "OUTRIGGER_ZMQ_SECRET_FILE")
+    clients = read_keys(settings.clients_file, "OUTRIGGER_ZMQ_CLIENTS_FILE")
+    return CurveKeys(public_key_of(secret), secret, frozenset(clients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class Endpoints:
 
 def plan_endpoints(settings: ZmqSettings, run_dir: Path, *, has_api_key: bool) -> Endpoints:
     """Where to listen: ipc, then tcp. Raises SettingError for what may not be, before anything is opened."""
-    keys = read_keys(settings)
-    ask, events = (ipc_endpoint(run_dir / name) for name in (IPC_NAME, IPC_EVENTS_NAME))
+    keys = keys_of(settings)
+    ask, events = (ipc_endpoint(run_dir / name) for name in (PUBLIC_SOCKET, EVENTS_SOCKET))
     if has_api_key and keys is None:
         _log.warning("zmq over tcp stays closed", reason="an API key is set and no CURVE keys; ipc is open")
         return Endpoints((ask,), (events,), None)
@@ -85,21 +86,3 @@ async def open_endpoints(
             watch(socket.watched())
             listens[purpose if over_tcp else f"{purpose}_ipc"] = socket.endpoint
     return listens
-
-
-def _key_lines(file: str, variable: str) -> list[bytes]:
-    """The z85 keys in a file, one a line; empty lines and # comments aside."""
-    try:
-        text = Path(file).expanduser().read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{variable} = {file}: cannot be read: {error}") from error
-    keys = [line.encode() for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
-    for key in keys:
-        try:
-            public_key_of(key)  # any 40 characters of z85 will do: it says whether they are
-        except ValueError:
-            raise SettingError(
-                f"{variable} = {file}: a key has 40 characters, as `outrigger keys new` writes them; "
-                f"found a line of {len(key)}"
-            ) from None
-    return keys

@@ -20,6 +20,9 @@ from common.wire.routes import Route
 SOCKET_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107
 """sun_path of the kernel, less its closing zero: a longer path cannot be bound."""
 
+PUBLIC_SOCKET, EVENTS_SOCKET = "public.sock", "events.sock"
+"""Files in the run directory, of the gateway's endpoint for ZeroMQ clients and of its events."""
+
 
 @dataclass(frozen=True)
 class CurveKeys:
