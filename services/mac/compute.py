@@ -127,6 +127,9 @@ class Compute:
     def _next_lane(self) -> Lane | None:
         """The lane that computes next; None when all wait."""
         main, short = self._main, self._short
+        for lane in self._lanes:
+            if (step := lane.step) and step.ends:
+                return lane
         if short is None or not short.can_advance:
             return main if main.can_advance else None
         if not main.can_advance:

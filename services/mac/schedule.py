@@ -33,6 +33,12 @@ class Step(Enum):
     EXPIRED = "fail: the deadline passed"
 
 
+    @property
+    def ends(self) -> bool:
+        """It ends the request or a choice of it, which costs no computing: done at once, whosever turn it is."""
+        return self in (Step.STOP, Step.LENGTH, Step.CANCELLED, Step.EXPIRED)
+
+
 @dataclass(frozen=True)
 class RequestView:
     """All that the decision depends on; of a request with several choices, the one whose turn it is."""

@@ -42,11 +42,6 @@ class Turn:
         """The choice whose turn it is."""
         return self.choices[self._current]
 
-    @property
-    def n_generated(self) -> int:
-        """Tokens of all choices."""
-        return sum(len(choice.generated) for choice in self.choices)
-
     def view(self, n_ctx: int, n_room: int, now_s: float) -> RequestView:
         """What `next_step` needs to know."""
         request, choice = self.request, self.choice

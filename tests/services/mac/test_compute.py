@@ -45,6 +45,10 @@ class Desk:
         ask = m.Generate(name, len(prompt), max_tokens, sampling, tuple(stop), deadline_s, credit, **more)
         self.queue.submit(ask, np.asarray(prompt, np.int32), b"peer")
 
+    def told(self):
+        """Events that came and nobody took yet."""
+        return [self.events.get() for _ in range(self.events.qsize())]
+
     def until(self, kind):
         """Events up to and including the first of `kind`."""
         seen = []

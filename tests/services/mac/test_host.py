@@ -116,6 +116,25 @@ def test_waiting_requests_are_counted_cancelled_and_expired_without_touching_the
     run(talk())
 
 
+def test_who_waits_is_told_when_its_place_changes(tiny_models, run_dir):
+    async def talk():
+        async with running_host(tiny_models["llama"], run_dir, split="off", short_ctx=0) as host:
+            gateway = Gateway(run_dir)
+            await gateway.ask(range(300), "runs", max_tokens=400, credit=1)
+            await gateway.until(m.TokenReady, "runs")
+            for name, ahead in (("second", 1), ("third", 2)):
+                await gateway.ask(range(9), name)
+                assert (await gateway.until(m.Queued, name))[-1].ahead == ahead
+            assert (host.status().requests_running, host.status().requests_waiting) == (1, 2)
+            await gateway.asker.send(m.Cancel("second"))
+            assert (await gateway.until(m.Queued, "third"))[-1].ahead == 1
+            await gateway.asker.send(m.Cancel("runs"))
+            assert (await gateway.until(m.Finished, "third"))[-1].reason == "length"
+            await gateway.asker.close()
+
+    run(talk())
+
+
 def hello_of(message):
     assert isinstance(message, m.AttachWorker)
     return message.hello

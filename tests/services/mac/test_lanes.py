@@ -196,9 +196,10 @@ def test_while_both_compute_steps_alternate_and_the_short_one_is_next(engines):
     order = []
     for lane, name in ((desk.compute._main, "main"), (desk.compute._short, "short")):
 
-        def counted(wait_s, advance=lane.advance, name=name):
-            clock.now_s += 1.0
-            order.append(name)
+        def counted(wait_s, lane=lane, advance=lane.advance, name=name):
+            if not lane.step.ends:
+                clock.now_s += 1.0
+                order.append(name)
             return advance(wait_s)
 
         lane.advance = counted
@@ -211,6 +212,26 @@ def test_while_both_compute_steps_alternate_and_the_short_one_is_next(engines):
     assert all(a != b for a, b in itertools.pairwise(together)), "half and half"
     desk.queue.close()
     desk.compute.run()
+
+
+def test_a_cancelled_read_ends_at_the_next_step_and_its_lane_is_free(engines):
+    _arch, engine, _far, sequence = engines
+    desk = Desk(engine, None, 0, short_sequence=sequence, start=False)
+    desk.ask(LONG, "long")
+    desk.ask(SHORT, "short", max_tokens=50)
+    turn_the_crank(desk, 4)
+    assert desk.queue.counts() == (2, 0)
+    done = max(
+        e.tokens_done for e in desk.told() if isinstance(e, m.PrefillAdvanced) and e.request_id == "long"
+    )
+    desk.queue.cancel(b"peer", "long")
+    turn_the_crank(desk, 2)  # one of them may be the other lane's
+    end = [event for event in desk.told() if isinstance(event, m.Finished)]
+    assert [(event.request_id, event.reason) for event in end] == [("long", "cancelled")]
+    assert done < len(LONG) and desk.queue.counts() == (1, 0)
+    desk.queue.cancel(b"peer", "short")
+    turn_the_crank(desk, 1)
+    assert desk.queue.counts() == (0, 0)
 
 
 def turn_the_crank(desk, n_turns):

@@ -11,7 +11,9 @@ from services.mac.mirror import PUSH_BYTES_MAX, Mirror, Push, Rewind, tokens_per
 
 positions = st.integers(0, 8).map(lambda k: k * UBATCH_TOKENS)
 events = st.lists(
-    st.tuples(st.sampled_from(["new_sequence", "append", "distrust", "cancel"]), positions), min_size=1, max_size=12
+    st.tuples(st.sampled_from(["new_sequence", "append", "distrust", "cancel"]), positions),
+    min_size=1,
+    max_size=12,
 )
 
 
