@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
-from common.errors import RequestError
+from common.errors import RequestError, SettingError
 from common.limits import CONTROL_LINE_BYTES_MAX, WORKER_CLIENTS_MAX
 from common.log import get_log
 from common.wire.messages import ShowPhase
@@ -35,19 +35,40 @@ IDLE_S_MAX = 300.0
 """A connection that asks nothing for so long is closed, unless it watches."""
 
 
-class Control:
-    """Answers commands. `tail()` gives tail_state, tail_chunks and state; `files` are the files the worker holds."""
+class Facts(Protocol):
+    """What is told of the machine: the module device.facts, or the emulator's version of it."""
 
-    def __init__(self, tail: Callable[[], dict[str, Any]], files: list[Path]) -> None:
+    def memory(self) -> dict[str, int]: ...
+
+    def thermal(self) -> int: ...
+
+    def machine(self) -> str: ...
+
+
+class Control:
+    """Answers commands. `tail()` gives tail_state, tail_chunks and state; `files` are the files the worker holds.
+
+    `more` are further commands by name: each is given the words after its name.
+    """
+
+    def __init__(
+        self,
+        tail: Callable[[], dict[str, Any]],
+        files: list[Path],
+        machine: Facts = facts,
+        more: dict[str, Callable[[list[str]], dict[str, Any]]] | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.phase = "starting"
         self.stopping = False
         self._tail = tail
         self._files = files
+        self._facts = machine
         self._commands: dict[str, Callable[[list[str]], dict[str, Any]]] = {
             "mem": self._mem,
             "mac": self._mac,
             "ls": self._ls,
+            **(more or {}),
         }
 
     def answer(self, line: str) -> dict[str, Any]:
@@ -60,16 +81,16 @@ class Control:
             if name not in self._commands:
                 raise RequestError(f"unknown command {name[:40]!r}; there are mem, mac, ls and watch")
             return self._commands[name](words[1:])
-        except RequestError as error:
+        except (RequestError, SettingError) as error:
             self.counts["refused"] += 1
             return {"error": str(error)}
 
     def state(self) -> dict[str, Any]:
         """What `watch` tells; a new line is sent whenever it differs from the last."""
-        available = facts.memory()["avail_mb"]
+        available = self._facts.memory()["avail_mb"]
         return {
             "state": "stopping" if self.stopping else self._tail()["state"],
-            "thermal": facts.thermal(),
+            "thermal": self._facts.thermal(),
             "memory_low": available < LOW_MEMORY_MB,
             "avail_mb": available,
         }
@@ -79,11 +100,10 @@ class Control:
         tail = self._tail()
         if self.stopping:
             tail["state"] = "stopping"
-        thermal = facts.thermal()
         return {
-            **facts.memory(),
-            "thermal": thermal,
-            "machine": facts.machine(),
+            **self._facts.memory(),
+            "thermal": self._facts.thermal(),
+            "machine": self._facts.machine(),
             "phase": self.phase,
             **tail,
             "pa_held": 0,

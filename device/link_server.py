@@ -21,7 +21,7 @@ from common.errors import ServiceError, WorkerBusyError
 from common.limits import SOCKET_BUFFER_BYTES, WORKER_CLIENTS_MAX
 from common.log import get_log
 from device.compute import ComputeThread
-from device.session import Session
+from device.session import Session, SessionSocket
 
 log = get_log()
 
@@ -86,9 +86,12 @@ class LinkServer:
         *,
         window: int,
         on_change: Callable[[], None] = lambda: None,
+        wrap: Callable[[socket.socket], SessionSocket] = lambda sock: sock,
     ) -> None:
+        """wrap: what each admitted connection's socket is exchanged for (the emulator has its own)."""
         self.counts: Counter[str] = Counter()
         self._listener = listener
+        self._wrap = wrap
         self._compute = compute
         self._window = window
         self._on_change = on_change
@@ -150,7 +153,7 @@ class LinkServer:
             return
         tune(sock)
         session = Session(
-            sock, peer, window=self._window, on_greeting=self._claim, on_work=self._compute.submit
+            self._wrap(sock), peer, window=self._window, on_greeting=self._claim, on_work=self._compute.submit
         )
         with self._guard:
             self._sessions.add(session)

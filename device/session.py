@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from common.errors import LocalProtocolError, OutriggerError, RemoteProtocolError
 from common.log import get_log
@@ -33,6 +34,22 @@ PING_DATA = b"still there?"
 LOOK_S = 0.01
 
 
+class SessionSocket(Protocol):
+    """The part of a connected socket that a session uses; the emulator has another one that does all this."""
+
+    def settimeout(self, timeout_s: float | None, /) -> None: ...
+
+    def setsockopt(self, level: int, option: int, value: bytes, /) -> None: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+    def sendmsg(self, buffers: list[memoryview], /) -> int: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Session:
     """A client, from its first byte to its last. `serve` runs on the connection's own thread.
 
@@ -42,7 +59,7 @@ class Session:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: SessionSocket,
         peer: str,
         *,
         window: int,

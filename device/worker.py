@@ -2,18 +2,15 @@
 
     outrigger worker --model tail.gguf            or: python -m device.worker --model tail.gguf
 
-Wires the parts together and says when it is ready; every part lives in its own file (mirror, service, compute,
-session, link_server, control). Ends within two seconds of SIGTERM or SIGINT, also in the middle of a chunk.
+Wires the parts together and says when it is ready; every part lives in its own file (life, mirror, service, compute,
+session, link_server, control). The control channel answers from the first moment, the residual channel once the model
+is loaded.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,49 +19,56 @@ import click
 
 from common.config import Settings, WorkerSettings, find_file, load_settings
 from common.engine.engine import Engine
-from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
 from common.limits import CHUNK_WINDOW_MAX
-from common.log import configure_log, get_log
+from common.log import configure_log
 from device import facts
 from device.compute import ComputeThread
 from device.control import Control, ControlServer
+from device.life import EXIT_SETTING, PROCESS, Life, live
 from device.link_server import LinkServer, listen
 from device.mirror import TailMirror
 from device.service import TailService, Terms
 
-log = get_log()
-
-PARENT_VARIABLE = "OUTRIGGER_PARENT_PID"
-"""Set by a process that starts a worker which must not outlive it."""
-PARENT_LOOK_S = 0.5
-STOP_S_MAX = 1.5
-"""A chunk that still computes after so long is abandoned with the process."""
+COMPUTE_STOP_S = 1.2
+"""How long a stop waits for the chunk at hand; after that life leaves without it."""
 
 
 class Worker:
-    """One worker: two listening sockets, one engine. `start` returns once both channels are served."""
+    """One worker: two listening sockets, one engine. Made when it listens; `start` loads and serves."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, life: Life) -> None:
         if not settings.model:
             raise SettingError("worker.model is not given: name a tail file, or a whole model (--model FILE)")
+        self._settings, self._life = settings, life
         self.link_listener = listen(settings.host, settings.port)
-        self.control_listener = listen(settings.host, settings.control_port)
-        check_first_start()
+        control = Control(self.tail, [Path(settings.model)], self.life)
+        self.control = ControlServer(listen(settings.host, settings.control_port), control)
+        self.link: LinkServer | None = None
+
+    def start(self) -> None:
+        """Load the model; return once both channels are served. Raises ModelError or EngineError."""
+        settings, slot = self._settings, self._life.crash_slot()
+        self.control.start()
+        slot.write(f"loading {settings.model}")
         self.engine = Engine.load(
             settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
         )
+        slot.clear()
         device = f"{facts.machine()}, {settings.n_threads} threads"
         terms = Terms(secrets.randbits(63), device, window=CHUNK_WINDOW_MAX)
         self.service = TailService(TailMirror(self.engine), terms)
-        self.compute = ComputeThread(self.service)
-        self.control = ControlServer(self.control_listener, Control(self.tail, [Path(settings.model)]))
+        self.compute = ComputeThread(self.service, crash_slot=slot)
+        self.compute.start()
         self.link = LinkServer(
             self.link_listener, self.compute, window=CHUNK_WINDOW_MAX, on_change=self.control.notify
         )
+        self.link.start()
 
     def tail(self) -> dict[str, Any]:
         """The tail's part of `mem`."""
+        if self.link is None:
+            return {"state": "starting", "tail_state": "no host", "tail_chunks": 0}
         serving = self.link.serving is not None
         computing = "computing" if self.compute.busy else "idle"
         return {
@@ -73,51 +77,52 @@ class Worker:
             "tail_chunks": self.service.n_chunks,
         }
 
-    def start(self) -> None:
-        self.compute.start()
-        self.link.start()
-        self.control.start()
+    def life(self) -> dict[str, Any]:
+        """The answer to `life`: how far the process is, and that its threads take turns."""
+        state: str = self._life.state
+        if state == "ready" and self.link is not None and self.link.serving is not None:
+            state = "serving"
+        host, port = self.link_listener.getsockname()[:2] if state != "draining" else ("", 0)
+        return {
+            "process": PROCESS,
+            "pid": os.getpid(),
+            "state": state,
+            "beat": self.compute.beat if self.link is not None else 0,
+            "link": f"{host}:{port}",
+        }
 
     @property
     def ready_line(self) -> str:
         """What the worker serves and where."""
+        assert self.link is not None
         spec, (host, port) = self.engine.spec, self.link.address
         layers = f"layers {spec.layers.start}-{spec.layers.stop - 1} of {spec.arch} ({spec.name})"
         return f"worker ready: {layers}, {host}:{port}, control {self.control.address[1]}"
 
-    def stop(self) -> bool:
-        """End clients and threads; False when a chunk is still computing and the process must simply exit."""
+    def stop(self) -> None:
+        """End clients and threads."""
+        assert self.link is not None
+        self.control.announce_stop()
         self.link.stop()
-        ended = self.compute.stop(STOP_S_MAX)
+        ended = self.compute.stop(COMPUTE_STOP_S)
         self.control.stop(0.3)
         if ended:
             self.engine.close()
-        return ended
 
 
 def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
     """Run a worker until SIGTERM or SIGINT. Returns the exit code."""
-    configure_log("worker", level=settings.log.level, format=settings.log.format)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    worker = Worker(settings.worker)
-    worker.start()
-    log.info("worker ready", engine=worker.engine.describe())
-    announce(worker.ready_line)
-    parent_pid = os.environ.get(PARENT_VARIABLE)
-    while not stopped.wait(PARENT_LOOK_S if parent_pid else None):
-        if parent_pid and os.getppid() != int(parent_pid):
-            log.warning("the process that started this one is gone")
-            break
-    start = time.monotonic()
-    ended = worker.stop()
-    log.info("worker stopped", seconds=round(time.monotonic() - start, 3), computing=not ended)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if not ended:
-        os._exit(0)  # the compute thread is inside a kernel that cannot be interrupted
-    return 0
+    configure_log(PROCESS, level=settings.log.level, format=settings.log.format)
+
+    def body(life: Life) -> None:
+        worker = Worker(settings.worker, life)
+        worker.start()
+        life.ready(engine=worker.engine.describe())
+        announce(worker.ready_line)
+        life.stopping.wait()
+        worker.stop()
+
+    return live(settings, body)
 
 
 @click.command()
@@ -128,6 +133,13 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
 @click.option("--threads", "worker_threads", type=int, help="Computing threads.  [half of the cores]")
 @click.option("--n-ctx", "worker_ctx", type=int, help="Tokens of context; as many as the host's.  [8192]")
 @click.option("--weights", "worker_weights", help="Layout of the weights: repack or plain.  [repack]")
+@click.option(
+    "--emulate", "worker_emulate", metavar="LINK", help="Be as far away as LINK: usb-c, usb2, wifi."
+)
+@click.option(
+    "--faults", "worker_faults", metavar="SCRIPT", help='Let faults happen: "cut in chunk 3", @FILE.'
+)
+@click.option("--fault-seed", "worker_fault_seed", type=int, help="Seed of jitter and flipped bits.  [0]")
 def command(**flags: Any) -> None:
     """Serve the last layers of a model to a host at the other end of a cable.
 
@@ -138,7 +150,9 @@ def command(**flags: Any) -> None:
         settings = load_settings(find_file(os.environ), os.environ, flags)
         code = serve(settings, lambda line: print(line, flush=True))
     except OutriggerError as error:
-        raise click.ClickException(str(error)) from error
+        failure = click.ClickException(str(error))
+        failure.exit_code = EXIT_SETTING if isinstance(error, SettingError) else failure.exit_code
+        raise failure from error
     raise SystemExit(code)
 
 

@@ -206,6 +206,17 @@ class WorkerSettings(Leaf, frozen=True):
         Literal["repack", "plain"],
         _says("layout of the worker's weights; the host's must be the same", flat="worker_weights"),
     ] = "repack"
+    emulate: Annotated[
+        str,
+        _says(
+            "link to emulate: loopback, usb-c, usb2 or wifi, and changes: usb-c,rtt=200us", "worker_emulate"
+        ),
+    ] = ""
+    faults: Annotated[
+        str,
+        _says("faults to let happen, as docs/emulator.md spells them; @FILE reads a file", "worker_faults"),
+    ] = ""
+    fault_seed: Annotated[int, _says("seed of jitter and flipped bits", "worker_fault_seed", ge=0)] = 0
 
 
 class MetricsSettings(Leaf, frozen=True):

@@ -23,6 +23,8 @@ class WorkerProcess:
     link: tuple[str, int]
     control: tuple[str, int]
     ready_line: str
+    said: list[str]
+    """What it said before it was ready."""
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -52,11 +54,14 @@ def worker_process(model: Path, *flags: str, n_ctx: int = 1024) -> Iterator[Work
         command, cwd=CHECKOUT, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
     )
     try:
-        line = process.stdout.readline()
-        found = re.search(r" ([\d.]+):(\d+), control (\d+)$", line.strip())
-        assert found, f"no ready line but {line!r}; {Path(log.name).read_text()[-2000:]}"
+        said: list[str] = []
+        while line := process.stdout.readline().strip():
+            if found := re.search(r" ([\d.]+):(\d+), control (\d+)$", line):
+                break
+            said.append(line)
+        assert line, f"no ready line after {said}; {Path(log.name).read_text()[-2000:]}"
         host, port, control_port = found.groups()
-        yield WorkerProcess(process, (host, int(port)), (host, int(control_port)), line.strip())
+        yield WorkerProcess(process, (host, int(port)), (host, int(control_port)), line, said)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
