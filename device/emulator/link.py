@@ -202,6 +202,8 @@ class EmulatedSocket:
             buffers, self._flips = [flipped(memoryview(b"".join(buffers)))], 0
         writer = FrameWriter()
         writer.add(buffers)
+        if self._reset:
+            raise ConnectionResetError("the emulated cable was cut")
         while writer:
             writer.advance(self._sock.sendmsg(writer.buffers()))
 
