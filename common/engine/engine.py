@@ -66,7 +66,8 @@ class Engine:
         if not 1 <= n_ubatch <= N_CTX_MAX:
             raise EngineError(f"n_ubatch is {n_ubatch}; allowed are 1 to {N_CTX_MAX}")
         n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
-        spec, passed_over = ModelSpec.read(path), []
+        spec = ModelSpec.read(path)
+        passed_over: list[str] = []
         for candidate in devices_for(device):
             backend = Backend(candidate, n_threads)
             placed = Weights(GgufFile(path), backend, weights, matrices(spec))

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,14 @@ from common.model.synthetic import write_synthetic
 
 from .engine import Engine
 from .parity import ParityCount, compare
+from .weights import WeightLayout
 
 CHECK_SECONDS_MAX = 120
+LAYOUTS: tuple[WeightLayout, ...] = ("plain", "repack")
 N_CTX, N_PROMPT, N_GENERATED = 512, 259, 8
-TINY = dict(n_layer=4, n_embd=64, n_ff=128, n_head=4, n_head_kv=2, head_dim=32, state_dim=16, n_vocab=200)
+TINY: dict[str, Any] = dict(
+    n_layer=4, n_embd=64, n_ff=128, n_head=4, n_head_kv=2, head_dim=32, state_dim=16, n_vocab=200
+)
 
 
 CHILD = (sys.executable, "-m", "common.engine.first_start")
@@ -79,7 +84,7 @@ def compare_tiny_models() -> ParityCount:
             path = Path(folder, f"{arch}.gguf")
             write_synthetic(Geometry(arch=arch, **TINY), path, storage=storage)
             tokens = np.random.default_rng(1).integers(0, TINY["n_vocab"], N_PROMPT).astype(np.int32)
-            for weights in ("plain", "repack"):
+            for weights in LAYOUTS:
                 model = StockModel(path, repack=weights == "repack")
                 stock = StockContext(model, n_ctx=N_CTX)
                 with Engine.load(path, n_ctx=N_CTX, weights=weights, device="cpu") as engine:

@@ -185,7 +185,8 @@ class SpecReader:
             )
         if self.slides:
             return self.pattern(SLIDING_PATTERN, SLIDING_PATTERN, "sliding", n_blocks)
-        return ("attention",) * n_blocks
+        attention: LayerKind = "attention"
+        return (attention,) * n_blocks
 
     def pattern(
         self, flags_key: str, cycle_key: str, kind: LayerKind, n_blocks: int
@@ -197,7 +198,8 @@ class SpecReader:
             flags = [cycle == 0 or (block + 1) % cycle != 0 for block in range(n_blocks)]
         if len(flags) < n_blocks:
             self.refuse(f"{self.arch}.{flags_key} names {len(flags)} layers of {n_blocks}")
-        return tuple(kind if flag else "attention" for flag in flags[:n_blocks])
+        kinds: list[LayerKind] = [kind if flag else "attention" for flag in flags[:n_blocks]]
+        return tuple(kinds)
 
     def cycle(self, kinds: tuple[LayerKind, ...]) -> int:
         """Layers after which the kinds repeat: as the file says, or as the layers show when it names each."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from common.engine.engine import Engine
 from common.engine.grid import cut
 from common.engine.span import LayerSpan
+from common.engine.weights import WeightLayout
 from common.ggml.stock import StockContext, StockModel
 from common.model.embedded import embedded_model
 from common.model.synthetic import ensure_preset
@@ -37,7 +39,7 @@ DECODE_TOKENS = 64
 DECODE_TURN_TOKENS = 4
 """Tokens decoded by one side before the other takes its turn."""
 
-Decode = Callable[[NDArray[np.int32], int, str], NDArray[np.float32]]
+Decode = Callable[[NDArray[np.int32], int, Any], NDArray[np.float32]]
 
 
 @dataclass
@@ -72,7 +74,7 @@ def cases(quick: bool, models: tuple[str, ...]) -> list[tuple[str, Path, int, in
 
 
 def measure(
-    label: str, path: Path, prefill_tokens: int, n_rounds: int, weights: str, report: Report
+    label: str, path: Path, prefill_tokens: int, n_rounds: int, weights: WeightLayout, report: Report
 ) -> list[Rounds]:
     """Both thread counts of one model."""
     measured = []
@@ -191,7 +193,7 @@ def print_table(report: Report, everything: list[Rounds]) -> None:
 @click.option("--weights", type=click.Choice(["repack", "plain"]), default="repack", show_default=True)
 @report_options
 def command(
-    models: tuple[str, ...], weights: str, as_json: bool, quick: bool, results_folder: Path | None
+    models: tuple[str, ...], weights: WeightLayout, as_json: bool, quick: bool, results_folder: Path | None
 ) -> None:
     """Prefill and decode against stock llama.cpp of the same build, on one thread and on two."""
     chosen = cases(quick, models)
