@@ -11,9 +11,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.crash_note import Slot
 from common.errors import EngineError, LinkDownError, OutriggerError
 from common.limits import CHUNK_WINDOW_MAX, WORKER_CLIENTS_MAX
 from common.log import get_log
@@ -25,6 +27,8 @@ from device.service import TailService
 
 log = get_log()
 
+BEAT_S = 0.5
+"""Longest sleep between two beats."""
 QUEUE_MAX = (CHUNK_WINDOW_MAX + 4) * WORKER_CLIENTS_MAX
 
 
@@ -52,7 +56,16 @@ class Work:
 class ComputeThread:
     """`service` and its engine are used by this thread only, from `start` to `stop`."""
 
-    def __init__(self, service: TailService, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        service: TailService,
+        clock: Callable[[], float] = time.monotonic,
+        crash_slot: Slot | None = None,
+    ) -> None:
+        """crash_slot: where the thread says what it is about to compute."""
+        self.beat = 1
+        """Grows with every turn of the thread, and at least twice a second while it has nothing to do."""
+        self._crash_slot = crash_slot or Slot()
         self._service = service
         self._clock = clock
         self._queue: queue.Queue[Work | Client | None] = queue.Queue(QUEUE_MAX)
@@ -82,16 +95,24 @@ class ComputeThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             if isinstance(item, Work):
                 if not item.client.closed:
                     self.busy = True
                     self._served = item.client
                     self._perform(item)
                     self.busy = False
+                    self._crash_slot.clear()
             elif item is self._served:  # a newer client may be served already: then the mirror is its
                 self._service.mirror.empty()
                 self._served = None
+
+    def _next(self) -> Work | Client | None:
+        """The next item, as soon as there is one."""
+        while True:
+            self.beat += 1
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=BEAT_S)
 
     def _perform(self, work: Work) -> None:
         """Answer one request. Whatever goes wrong becomes an answer: this thread must outlive every client."""
@@ -100,6 +121,7 @@ class ComputeThread:
             if isinstance(work.frame, Refused):
                 client.reply(service.failure(None, work.seq, work.frame.error))
                 return
+            self._crash_slot.write(f"answering {described(work.frame)} of {client.peer}")
             waited_s = self._clock() - work.arrived_at
             if work is self._trim:
                 self._trim = None
@@ -137,3 +159,10 @@ class ComputeThread:
             work.client.fail(error, n_valid)
         else:
             work.client.reply(self._service.failure(work.frame, work.seq, error))
+
+
+def described(frame: Frame) -> str:
+    """A request in words, with its positions when it has some."""
+    if isinstance(frame, (base.Chunk, ext.Chunk2)):
+        return f"{frame.NAME} at positions {frame.pos0}-{frame.pos0 + frame.n_tok - 1}"
+    return frame.NAME

@@ -46,8 +46,9 @@ class Facts(Protocol):
 
 
 class Control:
-    """Answers commands. `tail()` gives tail_state, tail_chunks and state; `files` are the files the worker holds.
+    """Answers commands. `tail()` gives tail_state, tail_chunks and state, `life()` how the process is.
 
+    `files` are the files the worker holds.
     `more` are further commands by name: each is given the words after its name.
     """
 
@@ -55,19 +56,21 @@ class Control:
         self,
         tail: Callable[[], dict[str, Any]],
         files: list[Path],
+        life: Callable[[], dict[str, Any]],
         machine: Facts = facts,
         more: dict[str, Callable[[list[str]], dict[str, Any]]] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.phase = "starting"
         self.stopping = False
-        self._tail = tail
+        self._tail, self._process_life = tail, life
         self._files = files
         self._facts = machine
         self._commands: dict[str, Callable[[list[str]], dict[str, Any]]] = {
             "mem": self._mem,
             "mac": self._mac,
             "ls": self._ls,
+            "life": self._life,
             **(more or {}),
         }
 
@@ -79,7 +82,7 @@ class Control:
             if name in NOT_HERE:
                 raise RequestError(f"{name} is not implemented in this worker")
             if name not in self._commands:
-                raise RequestError(f"unknown command {name[:40]!r}; there are mem, mac, ls and watch")
+                raise RequestError(f"unknown command {name[:40]!r}; there are mem, mac, ls, life and watch")
             return self._commands[name](words[1:])
         except (RequestError, SettingError) as error:
             self.counts["refused"] += 1
@@ -129,6 +132,10 @@ class Control:
             ]
         }
 
+    def _life(self, words: list[str]) -> dict[str, Any]:
+        _no_arguments("life", words)
+        return self._process_life()
+
 
 def _no_arguments(name: str, words: list[str]) -> None:
     if words:
@@ -159,6 +166,11 @@ class ControlServer:
         """Something changed: tell those who watch. From any thread."""
         with suppress(RuntimeError):  # the loop may be closed already
             self._loop.call_soon_threadsafe(lambda: self._keep(asyncio.ensure_future(self._wake())))
+
+    def announce_stop(self) -> None:
+        """Tell watchers that the worker stops."""
+        self.control.stopping = True
+        self.notify()
 
     def stop(self, timeout_s: float) -> None:
         """Tell watchers that the worker stops, and end."""

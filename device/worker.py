@@ -19,12 +19,15 @@ import click
 
 from common.config import Settings, WorkerSettings, find_file, load_settings
 from common.engine.engine import Engine
+from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
 from common.limits import CHUNK_WINDOW_MAX
 from common.log import configure_log
 from device import facts
 from device.compute import ComputeThread
-from device.control import Control, ControlServer
+from device.control import Control, ControlServer, Facts
+from device.emulator.service import EmulatedService
+from device.emulator.stand_in import StandIn
 from device.life import EXIT_SETTING, PROCESS, Life, live
 from device.link_server import LinkServer, listen
 from device.mirror import TailMirror
@@ -42,7 +45,10 @@ class Worker:
             raise SettingError("worker.model is not given: name a tail file, or a whole model (--model FILE)")
         self._settings, self._life = settings, life
         self.link_listener = listen(settings.host, settings.port)
-        control = Control(self.tail, [Path(settings.model)], self.life)
+        self.stand_in = StandIn(settings) if settings.emulate or settings.faults else None
+        self._machine: Facts = self.stand_in or facts
+        more = self.stand_in.commands() if self.stand_in else {}
+        control = Control(self.tail, [Path(settings.model)], self.life, machine=self._machine, more=more)
         self.control = ControlServer(listen(settings.host, settings.control_port), control)
         self.link: LinkServer | None = None
 
@@ -50,20 +56,29 @@ class Worker:
         """Load the model; return once both channels are served. Raises ModelError or EngineError."""
         settings, slot = self._settings, self._life.crash_slot()
         self.control.start()
+        slot.write("checking the build")
+        check_first_start()
         slot.write(f"loading {settings.model}")
         self.engine = Engine.load(
             settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
         )
         slot.clear()
-        device = f"{facts.machine()}, {settings.n_threads} threads"
+        device = f"{self._machine.machine()}, {settings.n_threads} threads"
         terms = Terms(secrets.randbits(63), device, window=CHUNK_WINDOW_MAX)
-        self.service = TailService(TailMirror(self.engine), terms)
+        mirror, stand_in = TailMirror(self.engine), self.stand_in
+        self.service = EmulatedService(mirror, terms, stand_in) if stand_in else TailService(mirror, terms)
         self.compute = ComputeThread(self.service, crash_slot=slot)
         self.compute.start()
         self.link = LinkServer(
-            self.link_listener, self.compute, window=CHUNK_WINDOW_MAX, on_change=self.control.notify
+            self.link_listener,
+            self.compute,
+            window=CHUNK_WINDOW_MAX,
+            on_change=self.control.notify,
+            wrap=stand_in.wrap if stand_in else lambda sock: sock,
         )
         self.link.start()
+        if stand_in is not None:
+            stand_in.start(self.service, self.control.notify)
 
     def tail(self) -> dict[str, Any]:
         """The tail's part of `mem`."""
@@ -71,8 +86,9 @@ class Worker:
             return {"state": "starting", "tail_state": "no host", "tail_chunks": 0}
         serving = self.link.serving is not None
         computing = "computing" if self.compute.busy else "idle"
+        told = self.stand_in.state if self.stand_in else ""
         return {
-            "state": "serving" if serving else "ready",
+            "state": told or ("serving" if serving else "ready"),
             "tail_state": computing if serving else "no host",
             "tail_chunks": self.service.n_chunks,
         }
@@ -118,6 +134,8 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
         worker = Worker(settings.worker, life)
         worker.start()
         life.ready(engine=worker.engine.describe())
+        for line in worker.stand_in.tell() if worker.stand_in else ():
+            announce(line)
         announce(worker.ready_line)
         life.stopping.wait()
         worker.stop()
@@ -150,9 +168,10 @@ def command(**flags: Any) -> None:
         settings = load_settings(find_file(os.environ), os.environ, flags)
         code = serve(settings, lambda line: print(line, flush=True))
     except OutriggerError as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = EXIT_SETTING if isinstance(error, SettingError) else failure.exit_code
-        raise failure from error
+        if isinstance(error, SettingError):
+            click.echo(f"Error: {error}", err=True)
+            raise SystemExit(EXIT_SETTING) from error
+        raise click.ClickException(str(error)) from error
     raise SystemExit(code)
 
 

@@ -78,7 +78,7 @@ def test_bad_commands_are_answered_in_words(line, text):
 @settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_line_has_an_answer(text):
-    control = Control(lambda: {"state": "ready", "tail_state": "no host", "tail_chunks": 0}, [])
+    control = Control(lambda: {"state": "ready", "tail_state": "no host", "tail_chunks": 0}, [], dict)
     answer = json.dumps(control.answer(text))
     assert len(answer) < 1000
 
