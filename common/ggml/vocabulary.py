@@ -125,7 +125,7 @@ class Vocabulary:
         return known
 
     def spelling(self, token_id: int) -> bytes:
-        """Bytes a token is written as, control tokens included. Raises RequestError for an id outside the vocabulary."""
+        """Bytes a token is written as, control tokens included. Raises RequestError for an id out of range."""
         return self.piece(token_id) or self._piece_native(token_id, special=True)
 
     def token_text(self, token_id: int) -> str:

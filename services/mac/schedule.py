@@ -32,7 +32,6 @@ class Step(Enum):
     CANCELLED = "finish: the client does not want it any more"
     EXPIRED = "fail: the deadline passed"
 
-
     @property
     def ends(self) -> bool:
         """It ends the request or a choice of it, which costs no computing: done at once, whosever turn it is."""

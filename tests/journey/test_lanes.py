@@ -21,8 +21,8 @@ REPORT = {"X-Outrigger-Report": "1"}
 
 
 def long_text(subject: str) -> str:
-    """A prompt of about 700 tokens that shares no beginning with that of another subject."""
-    return f"The {subject} was wide and the boat was small. " * 64
+    """A prompt of about 570 tokens that shares no beginning with that of another subject."""
+    return f"The {subject} was wide and the boat was small. " * 54
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def client(system):
 
 def ask(client, text, **fields):
     fields = {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0} | fields
-    return client.chat.completions.create(extra_headers=REPORT, **({"max_tokens": 8} | fields))
+    return client.chat.completions.create(extra_headers=REPORT, **({"max_tokens": 4} | fields))
 
 
 def said(answer) -> str:
