@@ -19,14 +19,12 @@ from services.gateway.streams import RequestTable
 from services.gateway.trip import Trips
 from services.runtime.service import Life, run_service
 
-DRAIN_S = 1.0
-"""How long running answers may take to end when the process is told to stop."""
-
 
 async def body(life: Life) -> None:
     """The life of the process between starting and stopped."""
     ours = life.settings.gateway
     require_key_off_loopback(ours.http_host, ours.api_key)
+    life.allow_drain(ours.drain_s)
     where = None
     if life.settings.zmq.door == "on":
         where = plan_endpoints(life.settings.zmq, life.run_dir, has_api_key=bool(ours.api_key))
@@ -55,7 +53,7 @@ async def body(life: Life) -> None:
                     listens |= await _open_public(life, stack, where, trips, events)
                 await life.ready(listens)
                 await life.stopping.wait()
-                await trips.drain(DRAIN_S)
+                await trips.drain(ours.drain_s)
         finally:
             await runner.cleanup()
             trips.close()
