@@ -10,7 +10,7 @@ layers [layer, n): its blocks are numbered from 0, and these keys say where they
 
 With its head, a tail also loads in stock llama.cpp, which asks for a token_embd.weight and computes logits with it when
 there is no output.weight. So the one matrix a tail's head needs, the output's, is stored under that name and no second
-one is carried along. The tokenizer stays behind: a tail never sees text. One tail stock runs wrongly: that of the gemma3
+one is carried along. The tokenizer stays behind: a tail never sees text. One tail stock runs wrongly: that of a gemma3
 of 62 layers, whose odd attention scale stock recognises by the number of blocks. Called by the worker's side,
 `outrigger split` and tests.
 """
