@@ -23,7 +23,9 @@ Report = Callable[[Ended], dict[str, Any] | None]
 class Outflow:
     """The messages of one request. `peek` at the next, send it, say `sent`."""
 
-    def __init__(self, ask_id: str, credit: int, now: float) -> None:
+    def __init__(
+        self, ask_id: str, credit: int, now: float, tokens_waiting_max: int = PUBLIC_BUFFER_TOKENS_MAX
+    ) -> None:
         self.id = ask_id
         self.credit = credit
         self.n_tokens_waiting = 0
@@ -32,6 +34,7 @@ class Outflow:
         self._waiting: deque[Wrote | p.AnyAnswer] = deque()
         self._next: tuple[p.AnyAnswer, int] | None = None
         self._moved_at = now
+        self._tokens_waiting_max = tokens_waiting_max
 
     @property
     def over(self) -> bool:
@@ -41,7 +44,7 @@ class Outflow:
     @property
     def overfull(self) -> bool:
         """More waits than may."""
-        return self.n_tokens_waiting > PUBLIC_BUFFER_TOKENS_MAX
+        return self.n_tokens_waiting > self._tokens_waiting_max
 
     def stalled_s(self, now: float) -> float:
         """For how long something waits and nothing leaves."""

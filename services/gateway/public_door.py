@@ -52,6 +52,8 @@ class Manners:
     """Longest silence of a client."""
     stall_s: float
     """Longest wait of an answer for its client."""
+    tokens_waiting_max: int = PUBLIC_BUFFER_TOKENS_MAX
+    """Tokens of one answer that may wait for credit."""
 
 
 class PublicDoor:
@@ -256,7 +258,8 @@ class PublicDoor:
         n_bytes = memoryview(ask.body).nbytes
         if self._pending_bytes + n_bytes > PUBLIC_PENDING_BYTES_MAX:
             raise BusyError(f"bodies of {self._pending_bytes} bytes wait to be read; try again in a moment")
-        flow = Outflow(ask.id, getattr(ask, "credit", 0), time.monotonic())
+        credit = getattr(ask, "credit", 0)
+        flow = Outflow(ask.id, credit, time.monotonic(), self._manners.tokens_waiting_max)
         client.flows[ask.id] = flow
         self._pending_bytes += n_bytes
         work = self._carry_out(key, client, ask, flow, n_bytes)
@@ -317,7 +320,7 @@ class PublicDoor:
                 if pieces and isinstance(last := pieces[-1], Broken):
                     raise last.error
                 if flow.overfull and not flow.closed:
-                    raise _slow(f"more than {PUBLIC_BUFFER_TOKENS_MAX} tokens wait for credit", 0)
+                    raise _slow(f"more than {self._manners.tokens_waiting_max} tokens wait for credit", 0)
                 self._flush(key, client)
 
     def _prepared(self, n_bytes: int) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from common.errors import SettingError
 from services.runtime.bus import public_key_of
 
-
 KEY_CHARS = 40
 
 

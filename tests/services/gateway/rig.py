@@ -218,6 +218,14 @@ class Rig:
         """Runs a coroutine on the rig's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
+    def run(self, work: Callable[[], None]) -> None:
+        """Calls something on the rig's loop, where the gateway lives."""
+
+        async def call() -> None:
+            work()
+
+        self.do(call())
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Waits for something that must happen."""
         pause = threading.Event()
