@@ -206,6 +206,12 @@ class Metrics:
         """Let a counter grow."""
         self._of(name, "counter", labels).inc(amount)
 
+    def adder(self, name: str, **labels: str) -> Callable[[float], None]:
+        """`add` of one counter with its labels looked up once: for what happens with every frame."""
+        counter = self._of(name, "counter", labels)
+        assert isinstance(counter, Counter)
+        return counter.inc
+
     def set(self, name: str, value: float, **labels: str) -> None:
         """Give a gauge its value."""
         self._of(name, "gauge", labels).set(value)

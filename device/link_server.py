@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from common.errors import ServiceError, WorkerBusyError
-from common.limits import SOCKET_BUFFER_BYTES, WORKER_CLIENTS_MAX
+from common.limits import WORKER_CLIENTS_MAX
 from common.log import get_log
+from common.wire.cable_options import cable_options
 from device.compute import ComputeThread
 from device.session import Session, SessionSocket
 
@@ -52,28 +51,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def tune(sock: socket.socket) -> None:
     """No delay, wide buffers where the system grants them, and a quick end when the cable is pulled."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 2),
-        ("TCP_KEEPCNT", 5),
-        ("TCP_USER_TIMEOUT", 20_000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    if buffers_may_grow():
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-
-
-def buffers_may_grow() -> bool:
-    """Whether asking for a wide buffer gives one. On Linux a request over net.core.*mem_max is cut *and* ends the
-    kernel's own growth, which reaches further: then it is better not to ask."""
-    if sys.platform != "linux":
-        return True
-    limits = [Path(f"/proc/sys/net/core/{name}") for name in ("wmem_max", "rmem_max")]
-    return all(path.exists() and int(path.read_text()) >= SOCKET_BUFFER_BYTES for path in limits)
+    for level, option, value in cable_options(socket):
+        sock.setsockopt(level, option, value)
 
 
 class LinkServer:

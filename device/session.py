@@ -41,7 +41,7 @@ class SessionSocket(Protocol):
 
     def setsockopt(self, level: int, option: int, value: bytes, /) -> None: ...
 
-    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def recv_into(self, buffer: memoryview, n_bytes: int, flags: int, /) -> int: ...
 
     def sendmsg(self, buffers: list[memoryview], /) -> int: ...
 
@@ -85,7 +85,7 @@ class Session:
         """Read until the client leaves or breaks the protocol. Never raises."""
         reader = FrameReader(RESIDUAL.magic, self._link.bytes_max)
         try:
-            while not self.closed and (n := self._receive(reader.buffer())):
+            while not self.closed and (n := self._receive(reader)):
                 for raw in reader.advance(n):
                     now = self.last_heard = time.monotonic()
                     with self._state_lock:
@@ -100,12 +100,14 @@ class Session:
         except OSError as error:
             self.close(f"the connection broke: {error}")
 
-    def _receive(self, buffer: memoryview) -> int:
+    def _receive(self, reader: FrameReader) -> int:
         """Bytes that came; 0 at the end. Until the greeting is whole, all of it must come within GREETING_S_MAX."""
-        if not self._greeted:
-            left_s = self._opened_at + GREETING_S_MAX - time.monotonic()
-            self._sock.settimeout(max(left_s, 0.001))
-        return self._sock.recv_into(buffer)
+        if self._greeted:
+            # Within a long payload one waits for a whole piece: fewer turns taken from the compute thread.
+            return self._sock.recv_into(reader.buffer(), 0, socket.MSG_WAITALL if reader.in_payload else 0)
+        left_s = self._opened_at + GREETING_S_MAX - time.monotonic()
+        self._sock.settimeout(max(left_s, 0.001))
+        return self._sock.recv_into(reader.buffer(), 0, 0)
 
     def _take(self, event: Arrived | Refused, now: float) -> None:
         if isinstance(event, Refused):

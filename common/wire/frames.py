@@ -51,6 +51,7 @@ class Frame:
     LAYOUT: ClassVar[Layout]
     REST: ClassVar[str]
     BYTES_MAX: ClassVar[int]
+    FIELD_NAMES: ClassVar[tuple[str, ...]]
 
     def check(self) -> None:
         """Raise FieldError when values that fit their fields make no sense together."""
@@ -124,15 +125,21 @@ def frame(
         fixed = size + (EXT_HDR.size if cls.TYPE >= EXTENSION_TYPE_MIN else 0)
         longest = FRAME_BYTES_MAX if rest_bytes_max is None else fixed + rest_bytes_max
         cls.BYTES_MAX = longest if rest else fixed
+        cls.FIELD_NAMES = tuple(names)
         channel.frames.setdefault(cls.TYPE, []).append(cls)
         return cls
 
     return enter
 
 
+def stamp_hasher(frame_type: int, epoch: int, seq: int) -> xxhash.xxh3_64:
+    """Begins the hash of a stamped frame: u32 type, u64 epoch, u64 seq; update it with all that follows EXT_HDR."""
+    return xxhash.xxh3_64(struct.pack("<IQQ", frame_type, epoch, seq))
+
+
 def stamp_hash(frame_type: int, epoch: int, seq: int, parts: tuple[memoryview, ...]) -> int:
     """xxh3-64 over u32 type, u64 epoch, u64 seq and then every part, as one stream of bytes."""
-    hasher = xxhash.xxh3_64(struct.pack("<IQQ", frame_type, epoch, seq))
+    hasher = stamp_hasher(frame_type, epoch, seq)
     for part in parts:
         hasher.update(part)
     return hasher.intdigest()
@@ -144,7 +151,7 @@ def encode(channel: Channel, message: Frame, *, epoch: int = 0, seq: int = 0) ->
     `epoch` and `seq` stamp extension frames and are ignored by base frames. Raises LocalProtocolError.
     """
     cls = type(message)
-    values = [getattr(message, field.name) for field in fields(message)]
+    values = [getattr(message, name) for name in cls.FIELD_NAMES]
     try:
         message.check()
         rest = EMPTY

@@ -16,6 +16,10 @@ class Role(enum.Enum):
     HOST = "host"
     WORKER = "worker"
 
+    __hash__ = (
+        object.__hash__
+    )  # members are compared by identity; Enum's own is Python code, met with every frame
+
     @property
     def other(self) -> Role:
         return Role.WORKER if self is Role.HOST else Role.HOST
@@ -30,6 +34,8 @@ class Phase(enum.Enum):
     BASE = "base"
     EXTENDED = "extended"
     CLOSED = "closed"
+
+    __hash__ = object.__hash__
 
 
 H, W = Role.HOST, Role.WORKER

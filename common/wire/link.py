@@ -179,7 +179,10 @@ class Link:
             self._heard_extension = True
             if self.phase is Phase.OPEN:
                 self.epoch = stamp.epoch
-            if stamp_hash(raw.type, stamp.epoch, stamp.seq, (body,)) != stamp.xxh3:
+            digest = raw.digest
+            if digest is None:
+                digest = stamp_hash(raw.type, stamp.epoch, stamp.seq, (body,))
+            if digest != stamp.xxh3:
                 return self._refuse(raw, now)
             if stamp.epoch != self.epoch:
                 self.counts["stale_epoch"] += 1

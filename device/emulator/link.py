@@ -78,9 +78,12 @@ class EmulatedSocket:
     def setsockopt(self, *arguments: int | bytes) -> None:
         self._sock.setsockopt(*arguments)  # type: ignore[arg-type]
 
-    def recv_into(self, buffer: memoryview) -> int:
+    def recv_into(self, buffer: memoryview, n_bytes: int = 0, flags: int = 0) -> int:
         """As a socket's; returns once the bytes would have arrived."""
-        n = self._receive(buffer[:PIECE_BYTES] if self._paced_in else buffer)
+        if self._paced_in:
+            n = self._receive(buffer[:PIECE_BYTES])
+        else:
+            n = self._sock.recv_into(buffer, n_bytes, flags)
         self._thaw.wait()
         if self._reset:
             raise ConnectionResetError("the emulated cable was cut")
@@ -163,8 +166,6 @@ class EmulatedSocket:
     # --- inside
 
     def _receive(self, buffer: memoryview) -> int:
-        if not self._paced_in:
-            return self._sock.recv_into(buffer)
         waited = True
         try:
             n = self._sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)

@@ -14,11 +14,12 @@ from typing import Any
 
 from common.errors import LinkDeadlineError, LinkDownError, LinkError
 from common.metrics import Metrics
+from common.wire.cable_options import cable_options
 from common.wire.deadlines import AckClock
 from common.wire.frames import HEADER, RESIDUAL, Frame
 from common.wire.link import Arrived, Link, Pending, Refused, Role
 from common.wire.stream import FrameReader, FrameWriter
-from services.bridge.translate import byte_kind
+from services.bridge.translate import BYTE_KINDS, byte_kind
 
 CONNECT_S_MAX = 3.0
 RECV_TURNS_MAX = 64
@@ -35,13 +36,18 @@ class Cable:
         self.connected = False
         self.last_heard = now
         self._address = f"{address[0]}:{address[1]}"
-        self._metrics = metrics
+        self._count = {
+            (direction, kind): metrics.adder("link_bytes_total", direction=direction, kind=kind)
+            for direction in ("in", "out")
+            for kind in BYTE_KINDS
+        }
         self._connect_by = now + CONNECT_S_MAX
         self._reader = FrameReader(RESIDUAL.magic, self.link.bytes_max)
         self._writer = FrameWriter()
         self._sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         self._sock.setblocking(False)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in cable_options(socket):
+            self._sock.setsockopt(level, option, value)
         try:
             code = self._sock.connect_ex(address)
         except OSError as error:  # a name that does not resolve
@@ -79,7 +85,7 @@ class Cable:
         """Queue a frame and send what the socket takes. Raises LocalProtocolError, LinkError."""
         buffers = self.link.send(frame, now, epoch=epoch, tag=tag)
         n_bytes = sum(len(buffer) for buffer in buffers)
-        self._metrics.add("link_bytes_total", n_bytes, direction="out", kind=byte_kind(frame.TYPE))
+        self._count["out", byte_kind(frame.TYPE)](n_bytes)
         self._writer.add(buffers)
         self._flush()
 
@@ -115,8 +121,9 @@ class Cable:
     def _receive(self, now: float) -> list[Arrived]:
         arrived: list[Arrived] = []
         for _ in range(RECV_TURNS_MAX):
+            buffer = self._reader.buffer()
             try:
-                n = self._sock.recv_into(self._reader.buffer())
+                n = self._sock.recv_into(buffer)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -129,13 +136,14 @@ class Cable:
                 raise LinkDownError(f"the worker at {self._address} closed the link")
             self.last_heard = now
             for raw in self._reader.advance(n):
-                kind, n_bytes = byte_kind(raw.type), HEADER.size + len(raw.payload)
-                self._metrics.add("link_bytes_total", n_bytes, direction="in", kind=kind)
+                self._count["in", byte_kind(raw.type)](HEADER.size + len(raw.payload))
                 event = self.link.receive(raw, now)
                 if isinstance(event, Arrived):
                     arrived.append(event)
                 elif isinstance(event, Refused):
                     raise event.error
+            if n < len(buffer):
+                break  # that was all there is
         return arrived
 
     def _last_words(self, cause: OSError) -> None:

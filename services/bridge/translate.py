@@ -88,6 +88,9 @@ def cause_of(error: OutriggerError) -> str:
     return getattr(error, "cause", None) or CAUSES.get(error.code, "damaged")
 
 
+BYTE_KINDS = ("residual", "rows", "control")
+
+
 def byte_kind(frame_type: int) -> str:
     """Label of link_bytes_total."""
     if frame_type == ext.Chunk2.TYPE:
