@@ -28,7 +28,7 @@ from services.client.results import (
 from services.runtime.bus import ForeignAsker, Listener
 from services.runtime.endpoints import CurveKeys
 
-SEND_WAIT_S = 5.0
+SEND_WAIT_S = 2.0
 PING_S = 5.0
 """Silence of this client after which it sends ping; sooner when the gateway's lease is short."""
 LOOK_S = 0.25
