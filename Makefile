@@ -36,8 +36,13 @@ test: ## set up, fetch the models of the tests (93 and 238 MB, once), run the te
 	$(SET_UP) --quiet --model gemma3-270m
 	@$(PYTEST) $(ARGS) || { code=$$?; echo "make test: failed (pytest exit code $$code)" >&2; exit $$code; }
 
-test-system: ## run the tests that need packages beyond Python's (not built yet)
-	$(NOT_BUILT)
+test-system: ## run the tests that need packages beyond Python's: node and npm
+	$(SET_UP) --quiet
+	@command -v node >/dev/null && command -v npm >/dev/null || { echo "make test-system: node and npm are missing;" \
+	"install them: apt-get install nodejs npm (on a Mac: brew install node)" >&2; exit 2; }
+	@[ -d .outrigger/node/node_modules/zeromq ] || npm install --loglevel=error --no-audit --no-fund \
+	--prefix .outrigger/node zeromq@6 @msgpack/msgpack@3
+	@$(PYTEST) -m system $(ARGS) tests/system
 
 check: ## format, lint, types and the architecture test
 	$(SET_UP) --quiet --with dev

@@ -18,7 +18,7 @@ import pytest
 from tests.journey.system import running_system
 from tests.journey.test_zeromq import ANSWER_S, blocks
 
-pytestmark = [pytest.mark.system, pytest.mark.model]
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
