@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from common.errors import SettingError
 
@@ -67,7 +68,8 @@ def parse_profile(text: str) -> Profile:
     profile = PROFILES[name]
     for change in changes:
         key, value = _change(change)
-        profile = replace(profile, **{FIELDS[key]: value})
+        changed: dict[str, Any] = {FIELDS[key]: value}
+        profile = replace(profile, **changed)
     return profile
 
 

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from common.config import Settings, to_environ
-from common.errors import ServiceError
+from common.errors import LinkError, ServiceError
 from services.runtime.guard import PARENT_VARIABLE
+
+End = TypeVar("End")
 
 LOG_LINES_TOLD = 8
 STOP_S = 5.0
@@ -87,6 +90,18 @@ class Processes:
                 ends = "\n".join(f"--- {name}\n{self.log_end(name)}" for name in self._children)
                 raise ServiceError(f"waited {timeout_s:g} s for {what}\n{ends}")
             time.sleep(0.05)
+
+    def connect(self, what: str, connecting: Callable[[], End], timeout_s: float = 60.0) -> End:
+        """What `connecting` returns, once the process answers; until then its connection is refused."""
+        made: list[End] = []
+
+        def tried() -> bool:
+            with contextlib.suppress(OSError, LinkError):
+                made.append(connecting())
+            return bool(made)
+
+        self.wait_until(f"{what} to take a connection", tried, timeout_s)
+        return made[0]
 
     def kill(self, name: str) -> None:
         """End a process at once, without letting it say goodbye."""

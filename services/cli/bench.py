@@ -8,6 +8,7 @@ from services.cli.lazy import LazyGroup
 
 BENCHES = {
     "engine": ("services.bench.engine:command", "The engine against stock llama.cpp of the same build."),
+    "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
     "split": ("services.bench.split:command", "Prefill on the host alone against host and worker together."),
 }
