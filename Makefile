@@ -77,17 +77,21 @@ drill: ## faults on purpose: cut, freeze, corrupt, restart (not built yet)
 soak: ## hours of mixed traffic under faults (not built yet)
 	$(NOT_BUILT)
 
-up: ## serve in the background (not built yet)
-	$(NOT_BUILT)
+up: ## set up, then serve in the background until `make down`
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) up $(ARGS)
 
-down: ## stop what `up` started (not built yet)
-	$(NOT_BUILT)
+down: ## stop what runs; answers being written get ten seconds
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) down $(ARGS)
 
-status: ## what runs, and how it is (not built yet)
-	$(NOT_BUILT)
+status: ## each process: state, pid, uptime, restarts, last error
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) status $(ARGS) || true
 
-logs: ## follow the logs of all processes (not built yet)
-	$(NOT_BUILT)
+logs: ## follow the logs of all processes: make logs ARGS="mac -n 200" shows one
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) logs $(if $(ARGS),$(ARGS),-f)
 
 chat: ## talk to the model that `make run` serves, in the terminal
 	$(SET_UP) --quiet

@@ -19,13 +19,23 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS = {
     "run": ("services.cli.run:command", "Serve in the foreground: gateway, mac, bridge and a worker."),
+    "up": ("services.cli.up:command", "Serve in the background, until `outrigger down`."),
+    "down": ("services.cli.down:command", "Stop what runs."),
+    "status": ("services.cli.status:command", "How each process is."),
+    "logs": ("services.cli.logs:command", "What the processes logged; -f follows."),
     "worker": ("services.cli.worker:command", "Serve the last layers of a model at the far end of a cable."),
     "split": ("services.cli.split:command", "Write a worker's tail file of a model."),
     "synth": ("services.cli.synth:command", "Write a synthetic model."),
     "models": ("services.cli.models:command", "Models that come with Outrigger: list them, fetch one."),
     "verify": ("services.cli.verify:command", "Compare answers with and without the worker."),
-    "pages": ("services.cli.pages:command", "Page programs: build templates, look into packages, check pages."),
-    "device-check": ("services.cli.device_check:command", "What this device does with a page program, as one JSON."),
+    "pages": (
+        "services.cli.pages:command",
+        "Page programs: build templates, look into packages, check pages.",
+    ),
+    "device-check": (
+        "services.cli.device_check:command",
+        "What this device does with a page program, as one JSON.",
+    ),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "chat": ("services.cli.chat:command", "Talk to the model that runs, in the terminal."),
     "keys": ("services.cli.keys:command", "CURVE keys for ZeroMQ clients on other machines."),

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from common.config import find_file, load_settings
+from common.config import Settings, find_file, load_settings
 from services.cli.progress import ByteProgress
 from services.launch.launch import launch
 
+OPTIONS = (
+    click.option(
+        "--model",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="GGUF file to serve.  [the embedded SmolLM2-135M-Instruct]",
+    ),
+    click.option("--host", "http_host", metavar="ADDRESS", help="Address of the API.  [127.0.0.1]"),
+    click.option("--port", "http_port", type=int, help="Port of the API; 0 takes a free one.  [8080]"),
+    click.option("--n-ctx", type=int, help="Tokens of context.  [8192]"),
+    click.option(
+        "--threads", type=int, help="Computing threads of the host.  [half of the cores; all without worker]"
+    ),
+    click.option(
+        "--worker-threads", type=int, help="Computing threads of the worker here.  [half of the cores]"
+    ),
+    click.option("--no-worker", is_flag=True, help="The host alone: no worker, no bridge, all layers here."),
+    click.option(
+        "--worker-host", metavar="ADDRESS", help="A worker that runs elsewhere, instead of one here."
+    ),
+    click.option(
+        "--split-layer", type=int, help="First layer of the worker.  [cycle boundary nearest to 5/8]"
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Least important event logged.",
+    ),
+)
+"""Flags that `run` and `up` share."""
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the flags of OPTIONS."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def settings_of(flags: dict[str, Any]) -> Settings:
+    """The settings of this start, from file, environment and these flags."""
+    if flags.pop("no_worker"):
+        flags["split"] = "off"
+    return load_settings(find_file(os.environ), os.environ, flags)
+
 
 @click.command()
-@click.option(
-    "--model",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="GGUF file to serve.  [the embedded SmolLM2-135M-Instruct]",
-)
-@click.option("--host", "http_host", metavar="ADDRESS", help="Address of the API.  [127.0.0.1]")
-@click.option("--port", "http_port", type=int, help="Port of the API; 0 takes a free one.  [8080]")
-@click.option("--n-ctx", type=int, help="Tokens of context.  [8192]")
-@click.option(
-    "--threads", type=int, help="Computing threads of the host.  [half of the cores; all without worker]"
-)
-@click.option("--worker-threads", type=int, help="Computing threads of the worker here.  [half of the cores]")
-@click.option("--no-worker", is_flag=True, help="The host alone: no worker, no bridge, all layers here.")
-@click.option("--worker-host", metavar="ADDRESS", help="A worker that runs elsewhere, instead of one here.")
-@click.option("--split-layer", type=int, help="First layer of the worker.  [cycle boundary nearest to 5/8]")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least important event logged.",
-)
-def command(no_worker: bool, **flags: Any) -> None:
+@run_options
+@click.option("--background", is_flag=True, hidden=True, help="Said by `outrigger up`: there is no Ctrl-C.")
+def command(background: bool, **flags: Any) -> None:
     """Serve a model over HTTP in the foreground, until Ctrl-C.
 
     Starts gateway, mac and bridge, and a worker on this machine that runs the last layers of long prompts, as a phone
@@ -49,9 +76,11 @@ def command(no_worker: bool, **flags: Any) -> None:
       outrigger run --model qwen.gguf --split-layer 40 --port 9000
       outrigger run --no-worker
     """
-    if no_worker:
-        flags["split"] = "off"
-    settings = load_settings(find_file(os.environ), os.environ, flags)
     raise SystemExit(
-        launch(settings, click.echo, lambda: ByteProgress("cutting the worker's part of the model"))
+        launch(
+            settings_of(flags),
+            click.echo,
+            lambda: ByteProgress("cutting the worker's part of the model"),
+            background=background,
+        )
     )

@@ -1,4 +1,7 @@
-"""One launch for a run directory: a lock that the system itself releases, and a note of who holds it."""
+"""One launch for a run directory: a lock that the system itself releases, and a note of who holds it.
+
+The lock is the truth: a note without it was left by a launch that was killed. Asked by `up`, `down` and `status`, too.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ class RunLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
-            raise ServiceError(_already(run_dir)) from None
+            raise ServiceError(already_text(run_dir)) from None
+        self.left_behind = read_note(run_dir)
+        """The note of a launch that was killed here; empty when the last one ended in order."""
         self.write({"pid": os.getpid(), "state": "starting"})
 
     def write(self, note: dict[str, Any]) -> None:
@@ -39,22 +44,42 @@ class RunLock:
         os.close(self._fd)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock file `path`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def running(run_dir: Path) -> dict[str, Any] | None:
+    """The note of the launch that runs here; empty in its first moment; None when none runs."""
+    return read_note(run_dir) if is_held(run_dir / LOCK) else None
+
+
 def read_note(run_dir: Path) -> dict[str, Any]:
-    """What the holder of the lock wrote; empty when it cannot be read."""
+    """What the last holder of the lock wrote; empty when it cannot be read."""
     try:
         return json.loads((run_dir / NOTE).read_text())
     except (OSError, ValueError):
         return {}
 
 
-def _already(run_dir: Path) -> str:
+def already_text(run_dir: Path) -> str:
+    """What runs already, and how to end it or to go elsewhere."""
     note = read_note(run_dir)
     pid = note.get("pid")
-    what = f"pid {pid}" if pid else "another process"
+    what = f"pid {pid}, {note.get('state', '')}" if pid else "another process"
     if note.get("model"):
         what += f", model {note['model']}, {note.get('http')}"
-    stop = f"kill {pid}" if pid else "its Ctrl-C"
     return (
-        f"it runs already ({what}, run directory {run_dir}). Stop it with {stop}, or give this one a place of its "
-        f"own: OUTRIGGER_RUN_DIR=DIR, --port 0 and other metrics ports"
+        f"it runs already ({what}, run directory {run_dir}). Stop it with `outrigger down`, or give this one a place "
+        f"of its own: OUTRIGGER_RUN_DIR=DIR, --port 0 and other metrics ports"
     )

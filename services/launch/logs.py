@@ -1,9 +1,10 @@
-"""Log files of the processes: where they are, and the line that says why one ended."""
+"""Log files of the processes: where they are, their last lines, and the line that says why one ended."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 TAIL_BYTES = 64 * 1024
@@ -33,33 +34,24 @@ def last_lines(path: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def contains(path: Path, phrase: str) -> bool:
-    """Whether a log holds `phrase`."""
-    try:
-        return phrase.encode() in path.read_bytes()
-    except OSError:
-        return False
-
-
-def last_error(path: Path) -> str:
+def last_error(lines: Sequence[str]) -> str:
     """The line that tells best why a process ended: a native crash, its own last words, or its last logged error."""
-    lines = last_lines(path)
     for line in reversed(lines):
         if line.startswith(NATIVE_CRASH):
             return line
     events = []
     for line in reversed(lines):
-        event = _event(line)
+        event = parse_event(line)
         if event is None:
             return line.strip()
         if event.get("level") in ("error", "critical"):
             events.append(event)
     if events:
         return " ".join(str(events[0].get(key, "")) for key in ("event", "error", "exception")).strip()
-    return "it ended without a word (killed, perhaps for its memory?)"
+    return "it ended without a word"
 
 
-def _event(line: str) -> dict[str, object] | None:
+def parse_event(line: str) -> dict[str, object] | None:
     """A JSON log line; None for anything else a process wrote."""
     try:
         event = json.loads(line)

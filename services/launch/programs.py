@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from common.config import Settings
 
@@ -14,11 +14,13 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Program:
-    """One process: its name, its command, and whether it tells launch over the bus that it is ready."""
+    """One process: its name, its command, and whether it tells launch over the bus how it is."""
 
     name: str
     command: tuple[str, ...]
     on_bus: bool = True
+    drain_s: float = 0.0
+    """How long it may take to end what runs, once told to stop."""
 
 
 def module(name: str, dotted: str, *, on_bus: bool = True) -> Program:
@@ -30,7 +32,7 @@ MAC = module("mac", "services.mac")
 GATEWAY = module("gateway", "services.gateway")
 BRIDGE = module("bridge", "services.bridge")
 WORKER = module("worker", "device.worker", on_bus=False)
-"""Speaks the cable's protocol and nothing else: its log says when it is ready."""
+"""Speaks the cable's protocol and nothing else: its control channel says how it is."""
 
 
 def starts_worker(settings: Settings) -> bool:
@@ -40,17 +42,18 @@ def starts_worker(settings: Settings) -> bool:
 
 def programs_for(settings: Settings, local_worker: bool) -> tuple[Program, ...]:
     """The processes of these settings, in the order in which people name them."""
+    gateway = replace(GATEWAY, drain_s=settings.gateway.drain_s)
     if settings.host.split == "off":
-        return (GATEWAY, MAC)
-    return (GATEWAY, MAC, BRIDGE, WORKER) if local_worker else (GATEWAY, MAC, BRIDGE)
+        return (gateway, MAC)
+    return (gateway, MAC, BRIDGE, WORKER) if local_worker else (gateway, MAC, BRIDGE)
 
 
 def with_local_worker(settings: Settings, tail: str, ports: tuple[int, int]) -> Settings:
     """`settings` with a worker on this machine: it serves `tail` on `ports`, and the bridge looks for it there."""
     host, (port, control_port) = settings.host, ports
-    return replace(
+    return structs.replace(
         settings,
-        worker=replace(
+        worker=structs.replace(
             settings.worker,
             model=tail,
             host=LOOPBACK,
@@ -59,7 +62,7 @@ def with_local_worker(settings: Settings, tail: str, ports: tuple[int, int]) -> 
             n_ctx=host.n_ctx,
             weights=host.weights,
         ),
-        bridge=replace(
+        bridge=structs.replace(
             settings.bridge, worker_host=LOOPBACK, worker_port=port, worker_control_port=control_port
         ),
     )

@@ -1,17 +1,18 @@
 """The supervision library (supervisor) at arm's length: its configuration, its process, and what it knows of ours.
 
-It forks, waits, restarts with growing delays, gives up after a few tries, rotates logs and stops with TERM and then
-KILL; none of that is written again here. It is a process of its own because it forks, and is asked over XML-RPC on a
-socket in the private run directory.
+It forks, waits, restarts what lived for a while, rotates logs and stops with TERM and then KILL; none of that is
+written again here. What ends early it leaves to us: vigil.py knows the delays. It is a process of its own because it
+forks, and is asked over XML-RPC on a socket in the private run directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http.client
+import math
 import os
 import shlex
-import signal
+import socket
 import sys
 import xmlrpc.client
 from collections.abc import Iterable, Mapping
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supervisor.xmlrpc import SupervisorTransport
+from supervisor.xmlrpc import SupervisorTransport, UnixStreamHTTPConnection
 
 import services
 from common.errors import ServiceError
-from services.launch.logs import last_error, log_path
+from common.log import get_log
+from services.launch.logs import last_error, last_lines, log_path
 from services.launch.programs import Program
 from services.runtime.endpoints import ipc_endpoint
 from services.runtime.guard import PARENT_VARIABLE
@@ -33,16 +35,20 @@ SOCKET = "supervisor.sock"
 LOG = "supervisor"
 GROUP = "outrigger"
 EARLY_S = 10
-"""A process that ends sooner is restarted with growing delays; one that lived longer, at once."""
-TRIES = 4
+"""A process that ends sooner is not started again by the library; one that lived longer, at once."""
 STOP_WAIT_S = 3
-"""From TERM to KILL; our processes leave within two seconds."""
-EXPECTED_CODES = "0,2"
-"""Ends that are no accident: asked to stop, and a setting that no restart makes right."""
+"""From TERM to KILL; our processes leave within two seconds, those that drain after that."""
+FINAL_CODE = 2
+"""The end that no restart makes right: a bad setting."""
 START_WAIT_S = 10.0
+ANSWER_S = 5.0
+"""A supervisor that does not answer for so long is stopped or stuck."""
 POKE_S = 0.1
 NO_ANSWER = (OSError, xmlrpc.client.Error, http.client.HTTPException)
 ENDED = ("EXITED", "FATAL", "BACKOFF")
+GONE = (*ENDED, "STOPPED")
+
+log = get_log()
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,16 @@ class ProcessInfo:
         """Whether it is down against our will: never started right, ended, or given up."""
         return self.state in ENDED
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it ended for good. (After any other end EXITED lasts a moment, until the library starts it again.)"""
+        return self.state == "EXITED" and self.exit_code == FINAL_CODE
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it does not run, for whatever reason."""
+        return self.state in GONE
+
 
 def configuration(run_dir: Path, programs: Iterable[Program]) -> str:
     """The library's configuration file. A percent sign begins a substitution there, so ours are doubled."""
@@ -77,8 +93,9 @@ def configuration(run_dir: Path, programs: Iterable[Program]) -> str:
     for program in programs:
         sections.append(
             f"[program:{program.name}]\ncommand={_quoted(shlex.join(program.command))}\n"
-            f"autorestart=unexpected\nexitcodes={EXPECTED_CODES}\nstartsecs={EARLY_S}\nstartretries={TRIES}\n"
-            f"stopsignal=TERM\nstopwaitsecs={STOP_WAIT_S}\nkillasgroup=true\nredirect_stderr=true\n"
+            f"autorestart=unexpected\nexitcodes={FINAL_CODE}\nstartsecs={EARLY_S}\nstartretries=0\n"
+            f"stopsignal=TERM\nstopwaitsecs={math.ceil(program.drain_s) + STOP_WAIT_S}\nkillasgroup=true\n"
+            f"redirect_stderr=true\n"
             f"stdout_logfile={_quoted(str(log_path(run_dir, program.name)))}\nstdout_logfile_maxbytes=10MB\n"
             f"stdout_logfile_backups=2\n"
         )
@@ -124,16 +141,27 @@ class Supervisor:
         try:
             answer = await asyncio.to_thread(self._ask, "getAllProcessInfo")
         except NO_ANSWER as error:
-            raise ServiceError(f"the supervisor does not answer: {error}") from error
+            raise ServiceError(
+                f"the supervisor (pid {self._process_pid}) does not answer: {error}"
+            ) from error
         return [
             ProcessInfo(one["name"], one["statename"], one["pid"], one["exitstatus"], one["start"])
             for one in answer
         ]
 
-    async def ended(self) -> int:
-        """Wait for its end; returns its exit code."""
-        assert self._process is not None
-        return await self._process.wait()
+    async def start_again(self, name: str) -> None:
+        """Start a process that ended. Raises ServiceError."""
+        await self._tell("startProcess", name)
+
+    async def stop_one(self, name: str) -> None:
+        """Ask one process to stop, and do not wait for it. Raises ServiceError."""
+        await self._tell("stopProcess", name)
+
+    async def kill(self) -> None:
+        """End it at once; its processes notice that it is gone, and leave."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def stop(self) -> None:
         """Stop all processes and it; what does not leave is killed."""
@@ -149,8 +177,7 @@ class Supervisor:
                     with suppress(ServiceError):
                         await self.infos()
         except TimeoutError:
-            os.killpg(self._process.pid, signal.SIGKILL)  # our processes notice that it is gone
-            await self._process.wait()
+            await self.kill()
 
     async def _pid(self) -> int:
         """Pid of the one that answers; 0 when none does."""
@@ -159,13 +186,52 @@ class Supervisor:
         except NO_ANSWER:
             return 0
 
-    def _ask(self, method: str) -> Any:
-        transport = SupervisorTransport(None, None, f"unix://{self._run_dir / SOCKET}")
+    @property
+    def _process_pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def _tell(self, method: str, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._ask, method, f"{GROUP}:{name}", False)
+        except xmlrpc.client.Fault as fault:
+            # It is running, or stopped, already: it moved on by itself since we looked.
+            log.info("supervisor had no need", method=method, process=name, reason=fault.faultString)
+        except NO_ANSWER as error:
+            raise ServiceError(
+                f"the supervisor (pid {self._process_pid}) does not answer: {error}"
+            ) from error
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        transport = _Transport(self._run_dir / SOCKET)
         with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
-            return getattr(proxy.supervisor, method)()
+            return getattr(proxy.supervisor, method)(*arguments)
 
     def _last_words(self) -> str:
-        return last_error(self._run_dir / f"{LOG}.err")
+        return last_error(last_lines(self._run_dir / f"{LOG}.err"))
+
+
+class _Connection(UnixStreamHTTPConnection):
+    """The library's connection, which would wait for ever for a supervisor that was stopped (SIGSTOP)."""
+
+    def connect(self) -> None:
+        """Connect, and give up what takes longer than ANSWER_S."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(ANSWER_S)
+        self.sock.connect(self.socketfile)
+
+
+class _Transport(SupervisorTransport):
+    """The library's transport over such a connection."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(None, None, f"unix://{path}")
+
+        def get_connection() -> _Connection:
+            connection = _Connection("localhost")
+            connection.socketfile = str(path)
+            return connection
+
+        self._get_connection = get_connection
 
 
 def _quoted(text: str) -> str:

@@ -26,7 +26,16 @@ def curl_line(http: str, model: str, key_variable: str = "") -> str:
     )
 
 
-def ready_text(*, http: str, model: Path, worker: str, run_dir: Path, seconds: float, has_key: bool) -> str:
+def ready_text(
+    *,
+    http: str,
+    model: Path,
+    worker: str,
+    run_dir: Path,
+    seconds: float,
+    has_key: bool,
+    background: bool,
+) -> str:
     """Everything runs: where, with what, and what to paste."""
     lines = [
         f"ready after {seconds:.1f} s: {http}/v1",
@@ -36,6 +45,6 @@ def ready_text(*, http: str, model: Path, worker: str, run_dir: Path, seconds: f
         "",
         curl_line(http, model_id(model), "OUTRIGGER_API_KEY" if has_key else ""),
         "",
-        "Ctrl-C stops everything.",
+        "`outrigger down` stops everything." if background else "Ctrl-C stops everything.",
     ]
     return "\n".join(lines)

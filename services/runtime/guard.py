@@ -25,7 +25,7 @@ EXIT_FORCED = 1
 
 
 class Guard:
-    """`ask_stop(reason)` and `hurry()` are called once, from the guard's thread. Made and started in the main thread."""
+    """`ask_stop(reason)` and `hurry()` are called once, from the guard's thread. Made, started in the main thread."""
 
     def __init__(
         self,
