@@ -1,4 +1,4 @@
-"""The gateway: the OpenAI-compatible door of the house. HTTP and text outside, token ids and bus messages inside.
+"""The gateway: the doors of the house for programs, HTTP and ZeroMQ. Text outside, token ids and bus messages inside.
 
 It owns the chat template, the tokenizer, the incremental detokeniser, the table of requests, deadlines and cancelling.
 It does not know tensors, layers, the worker or the cable; the host (services.mac) tells it what happened by messages.
@@ -15,7 +15,15 @@ It does not know tensors, layers, the worker or the cable; the host (services.ma
     sse        bodies -> server-sent events
     trip       one request from body to end, for both doors: HTTP and ZeroMQ
     host       the bus: carries out what `streams` decided
-    server     HTTP: carries out everything else
+    server     HTTP: carries out everything else (with replies, doors)
 
-All but the last three are pure: no socket, no clock, no task.
+    outflow           one ZeroMQ request: what waits for its client's credit
+    public_clients    one ZeroMQ client: what waits for it, and when it is cut
+    public_reading    msgpack bodies -> the same requests
+    public_events     what happens -> events for subscribers
+    public_door       ZeroMQ: carries out what clients ask, and holds them to the rules
+    public_endpoints  settings -> open sockets
+
+trip, host, server, replies, doors and the public door with its events and endpoints act; the others are pure: no socket,
+no clock, no task.
 """

@@ -1,13 +1,16 @@
-"""A ZeroMQ client as a stranger writes it from docs/zeromq.md: pyzmq and msgpack, nothing of ours."""
+"""A ZeroMQ client as a stranger writes it from docs/zeromq.md, of pyzmq and msgpack; and a host that never ends."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgpack
 import zmq
+
+from common.wire import messages as m
 
 WAIT_MS = 20_000
 """For what must happen: long, because a busy machine is no failure."""
@@ -81,3 +84,23 @@ def text_of(heard: list[dict[str, Any]], choice: int = 0) -> str:
 
 def token_ids_of(heard: list[dict[str, Any]]) -> list[int]:
     return [token_id for each in heard if each["type"] == "piece" for token_id in each["token_ids"]]
+
+
+def endless(ids_sent: dict[str, int]):
+    """A host that writes until it is cancelled, within its credit; counts what it sent."""
+
+    async def behave(host, ask, ids, peer):
+        sent = 0
+        while not host.cancelled(ask.request_id):
+            if sent < host.n_granted[ask.request_id]:
+                await host.send(m.TokenReady(ask.request_id, sent, int(ids[-1])), peer)
+                sent += 1
+                ids_sent[ask.request_id] = sent
+            await asyncio.sleep(0.001)
+        await host.send(m.Finished(ask.request_id, "cancelled", len(ids), sent, m.ReadReport()), peer)
+
+    return behave
+
+
+def asked(rig) -> list[m.Generate]:
+    return [message for message in rig.host.told if isinstance(message, m.Generate)]

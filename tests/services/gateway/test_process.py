@@ -53,3 +53,21 @@ def test_a_missing_model_is_named(run_dir, tmp_path):
     ended = start(run_dir, OUTRIGGER_MODEL=str(tmp_path / "absent.gguf"), OUTRIGGER_HTTP_PORT="0")
     assert ended.returncode == 1
     assert "cannot read the model file" in ended.stderr.splitlines()[-1]
+
+
+def test_zeromq_beyond_this_machine_without_keys_is_refused(run_dir, smollm2):
+    ended = start(
+        run_dir, OUTRIGGER_MODEL=str(smollm2), OUTRIGGER_HTTP_PORT="0", OUTRIGGER_ZMQ_HOST="0.0.0.0"
+    )
+    assert ended.returncode == 2
+    assert (
+        "tcp://0.0.0.0:5570: an address other than loopback needs CURVE keys" in ended.stderr.splitlines()[-1]
+    )
+
+
+def test_a_taken_zeromq_port_is_named(run_dir, smollm2):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = start(run_dir, OUTRIGGER_MODEL=str(smollm2), OUTRIGGER_HTTP_PORT="0", OUTRIGGER_ZMQ_PORT=port)
+    assert ended.returncode == 1
+    assert f"cannot bind tcp://127.0.0.1:{port}" in ended.stderr.splitlines()[-1]
