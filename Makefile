@@ -87,7 +87,7 @@ down: ## stop what runs; answers being written get ten seconds
 
 status: ## each process: state, pid, uptime, restarts, last error
 	$(SET_UP) --quiet
-	@$(OUTRIGGER) status $(ARGS) || true
+	@exec $(OUTRIGGER) status $(ARGS)
 
 logs: ## follow the logs of all processes: make logs ARGS="mac -n 200" shows one
 	$(SET_UP) --quiet

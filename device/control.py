@@ -185,6 +185,7 @@ class ControlServer:
         asyncio.set_event_loop(self._loop)
         with suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._serve())
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
         self._loop.close()
 
     async def _serve(self) -> None:

@@ -148,4 +148,5 @@ class Bridge:
         if self._mac is not None:
             log.warning("mac is gone", reason=why)
             self._mac = None
-            self.pump.detach()
+            if not self._closing:
+                self.pump.detach()

@@ -54,7 +54,7 @@ def status_text(status: LaunchStatus, run_dir: Path) -> str:
     """The table, with a line above it and one below for each error."""
     head = f"{status.state}: {status.model}" + (f" at {status.http}/v1" if status.http else "")
     rows: list[tuple[str, ...]] = [HEADINGS]
-    rows += [("launch", status.state, str(status.pid), seconds_text(status.uptime_s), "0", "")]
+    rows += [("launch", status.state, str(status.pid), seconds_text(status.uptime_s), "0", str(run_dir))]
     rows += [_row(each) for each in status.processes]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -76,10 +76,12 @@ def seconds_text(seconds: float) -> str:
 
 def _row(each: ProcessStatus) -> tuple[str, ...]:
     pid, uptime = (str(each.pid), seconds_text(each.uptime_s)) if each.pid else ("-", "-")
-    where = " ".join(
-        f"{name} {address}" for name, address in each.listens.items() if name in ("http", "link")
-    )
-    return (each.process, each.state, pid, uptime, str(each.restarts), each.detail or where)
+    where = [
+        address if name == "http" else f"{name} {address}"
+        for name, address in each.listens.items()
+        if name in SHOWN_ADDRESSES and not address.startswith("ipc:")
+    ]
+    return (each.process, each.state, pid, uptime, str(each.restarts), each.detail or ", ".join(where))
 
 
 def _error_line(each: ProcessStatus) -> str:
