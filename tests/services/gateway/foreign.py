@@ -86,13 +86,13 @@ def token_ids_of(heard: list[dict[str, Any]]) -> list[int]:
     return [token_id for each in heard if each["type"] == "piece" for token_id in each["token_ids"]]
 
 
-def endless(ids_sent: dict[str, int]):
-    """A host that writes until it is cancelled, within its credit; counts what it sent."""
+def endless(ids_sent: dict[str, int], tokens_max: int | None = None):
+    """A host that writes until it is cancelled (or falls silent after `tokens_max`), within its credit; counts."""
 
     async def behave(host, ask, ids, peer):
         sent = 0
         while not host.cancelled(ask.request_id):
-            if sent < host.n_granted[ask.request_id]:
+            if sent < min(host.n_granted[ask.request_id], tokens_max or 1 << 30):
                 await host.send(m.TokenReady(ask.request_id, sent, int(ids[-1])), peer)
                 sent += 1
                 ids_sent[ask.request_id] = sent
