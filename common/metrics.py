@@ -115,6 +115,28 @@ SERIES = (
         "Seconds of computing prompts, by side; both sides may run at once.",
         {"side": SIDES},
     ),
+    Series(
+        "prefix_divergence_total",
+        "counter",
+        ("mac",),
+        "Prompts that parted from the rows at hand before their end, so that rows were lost, by likely cause.",
+        {
+            "cause": (
+                "template_date",
+                "system_prompt",
+                "other_chat",
+                "dropped_text",
+                "edited_turn",
+                "other_text",
+            )
+        },
+    ),
+    Series(
+        "canonical_tokens_total",
+        "counter",
+        ("mac",),
+        "Tokens of answers run again in idle time, so that the next turn can reuse their rows.",
+    ),
     Series("generation_tokens_total", "counter", ("mac",), "Generated tokens."),
     Series("decode_seconds_total", "counter", ("mac",), "Seconds of computing generated tokens."),
     Series(

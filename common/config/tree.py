@@ -81,6 +81,21 @@ class HostSettings(Leaf, frozen=True):
             multiple_of=limits.KV_PAD_TOKENS,
         ),
     ] = 2048
+    canonical: Annotated[
+        Literal["idle", "off"],
+        _says(
+            "idle: an answer's tokens are run again as a read when there is nothing else to do, so that the next turn "
+            "reuses its rows; off: the next turn reads them"
+        ),
+    ] = "idle"
+    snapshot_mib: Annotated[
+        int,
+        _says(
+            "MiB of recurrent states kept, so that a hybrid model's later turns need not be read from the start",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 1024
     worker_rest_s: Annotated[
         float, _says("seconds that a worker is left alone after it failed", ge=0, le=86_400)
     ] = 60.0

@@ -196,3 +196,5 @@ class HostStatus(Message, frozen=True):
     """Grows only when the compute thread itself took a turn: a stuck engine shows here."""
     kernels: str = ""
     """Device, memory layouts and threads that compute, in words for people."""
+    tokens_provisional: int = 0
+    """Tokens of answers that are to be run again in idle time, before their rows can be reused."""

@@ -3,8 +3,8 @@
 It owns the engine and the residual channel; nobody else touches them. One request computes at a time: the main lane
 serves any request; the short lane serves a short one while a long one is in the main lane. It emits events and never
 waits for whoever listens. An error fails the request it happened in and never the process. Policy lives elsewhere:
-what next and whose turn in `schedule`, who computes in `plan`, what a prefix is worth in `grid`. Started by
-services.mac.host.
+what next and whose turn in `schedule`, who computes in `plan`, what a prefix is worth in `grid` and `landmarks`. With
+nothing else to do, it makes the rows of answers canonical, an ubatch at a time. Started by services.mac.host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from services.mac.remote_span import RemoteSpan, ResidualChannel
 from services.mac.requests import Request, RequestQueue
 from services.mac.rows_check import TailRows
 from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step
-from services.mac.sequence import HeldSequence
+from services.mac.sequence import SNAPSHOT_BYTES_MAX, HeldSequence
 from services.mac.tally import Tally
 from services.mac.worker import Worker
 
@@ -50,6 +50,8 @@ class Compute:
         channel: ResidualChannel | None,
         split_tokens_min: int,
         short_sequence: Any | None = None,
+        canonical: bool = True,
+        snapshot_bytes: int = SNAPSHOT_BYTES_MAX,
         on_link_failure: Callable[[LinkError], None] = lambda _error: None,
         tally: Tally | None = None,
         crash_slot: Slot | None = None,
@@ -57,6 +59,7 @@ class Compute:
         """channel: the residual route, needed when worker.split_layer is set. emit may be called from this thread.
 
         short_sequence: a further sequence of the engine for the short lane; without one there is no short lane.
+        canonical: run answers again in idle time. snapshot_bytes: cap of the kept recurrent states, of all lanes.
         """
         self.engine, self.queue, self.worker = engine, queue, worker
         self.beat = 0
@@ -68,6 +71,8 @@ class Compute:
         self._tickets = itertools.count(1)
         self._remote: RemoteSpan | None = None
         self._balance = Balance()
+        self._canonical = canonical
+        self._snapshot_bytes = snapshot_bytes // 2 if short_sequence else snapshot_bytes
         self._main = self._new_lane(engine, self._begin_read)
         self._short = self._new_lane(short_sequence, self._begin_short_read) if short_sequence else None
         self._lanes = [lane for lane in (self._main, self._short) if lane]
@@ -79,11 +84,11 @@ class Compute:
             seen = self.queue.changes
             self._admit()
             lane = self._next_lane()
-            if lane is None:
+            if lane is not None:
+                self._advance(lane)
+            elif not self._use_idle_time():
                 self._crash_slot.clear()
                 self.queue.wait(IDLE_S, seen)
-            else:
-                self._advance(lane)
 
     def start(self) -> threading.Thread:
         """Run in a thread of its own."""
@@ -94,9 +99,15 @@ class Compute:
     # --- who is in which lane
 
     def _new_lane(self, sequence: Any, begin_read: Callable[[HeldSequence, Request], Read]) -> Lane:
-        held = HeldSequence(sequence, self.worker.split_layer)
+        held = HeldSequence(sequence, self.worker.split_layer, snapshot_bytes=self._snapshot_bytes)
         return Lane(
-            held, begin_read, self._emit, self._tally, n_ctx=self.engine.n_ctx, clock=self.queue.clock
+            held,
+            begin_read,
+            self._emit,
+            self._tally,
+            n_ctx=self.engine.n_ctx,
+            clock=self.queue.clock,
+            canonical=self._canonical,
         )
 
     def _admit(self) -> None:
@@ -176,7 +187,7 @@ class Compute:
         """A read in the main lane: with the worker when it stands ready and there is enough to read."""
         standing = self.worker.standing
         remote = self._remote_span() if standing == "ready" else None
-        start = sequence.begin(request.tokens)
+        start = self._begin(sequence, request)
         plan = plan_read(start, len(request.tokens), worker=standing, split_tokens_min=self._split_tokens_min)
         return Read(
             sequence, request.tokens, plan, remote, on_fallback=self._fell_back, clock=self.queue.clock
@@ -184,10 +195,20 @@ class Compute:
 
     def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Read:
         """A read in the short lane: on the host alone; the worker's mirror belongs to the main lane's sequence."""
-        start = sequence.begin(request.tokens)
+        start = self._begin(sequence, request)
         never = len(request.tokens) + 1
         plan = plan_read(start, len(request.tokens), worker=self.worker.standing, split_tokens_min=never)
         return Read(sequence, request.tokens, plan, None, clock=self.queue.clock)
+
+    def _begin(self, sequence: HeldSequence, request: Request) -> int:
+        """Where the read starts; if rows at hand are lost by that, say why."""
+        start = sequence.begin(request.tokens, request.ask.stop_token_ids)
+        if (diverged := sequence.diverged) is not None:
+            self._tally.diverged(diverged.cause)
+            where = {"position": diverged.position, "cause": diverged.cause}
+            log.info("prompt parts from the rows at hand", tokens_lost=diverged.lost, **where)
+            log.debug("where it parts", held_ids=diverged.held_ids, asked_ids=diverged.asked_ids, **where)
+        return start
 
     def _remote_span(self) -> RemoteSpan:
         """The span of the link as it is now; a new life of the link is a new span with an unknown mirror."""
@@ -209,6 +230,30 @@ class Compute:
         self._main.sequence.mirror = None
         self._tally.fell_back(error.cause)
         self._on_link_failure(error)
+
+    # --- idle time
+
+    @property
+    def n_provisional(self) -> int:
+        """Tokens of answers that wait for idle time. Any thread may ask."""
+        return sum(lane.sequence.n_provisional for lane in self._lanes)
+
+    def _use_idle_time(self) -> bool:
+        """Run one ubatch of an answer again; False when there is none, or somebody is being served."""
+        if self.queue.closed or any(lane.turn for lane in self._lanes):
+            return False
+        lane = next((lane for lane in self._lanes if lane.sequence.n_provisional), None)
+        if lane is None:
+            return False
+        n_before = lane.sequence.n_provisional
+        self._crash_slot.write(f"making an answer canonical, {n_before} tokens to go")
+        try:
+            lane.sequence.advance_canonical()
+        except Exception:
+            log.exception("an answer could not be made canonical; its conversation will be read again")
+            self._forget(lane)
+        self._tally.made_canonical(max(0, n_before - lane.sequence.n_provisional))
+        return True
 
     # --- failures
 

@@ -18,7 +18,7 @@ from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
 from common.engine.sequence import EngineSequence
 from common.errors import LinkError, OutOfMemoryError, SettingError
-from common.limits import CHUNK_WINDOW
+from common.limits import CHUNK_WINDOW, MIB
 from common.log import get_log
 from common.metrics import Metrics
 from common.model.spec import ModelSpec
@@ -116,6 +116,8 @@ class Host:
             channel=self._residual,
             split_tokens_min=settings.split_tokens_min,
             short_sequence=short_sequence(engine, settings),
+            canonical=settings.canonical == "idle",
+            snapshot_bytes=settings.snapshot_mib * MIB,
             on_link_failure=self._link_failed,
             tally=self._tally,
             crash_slot=crash_slot,
@@ -171,6 +173,7 @@ class Host:
             worker=self._worker.view(),
             beat=self.beat,
             kernels=self._kernels,
+            tokens_provisional=self._compute.n_provisional,
         )
 
     # --- inside

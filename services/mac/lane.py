@@ -35,12 +35,16 @@ class Lane:
         *,
         n_ctx: int,
         clock: Callable[[], float],
+        canonical: bool = True,
     ) -> None:
-        """n_ctx: the model's context, which the sequence may hold only a part of."""
+        """n_ctx: the model's context, which the sequence may hold only a part of.
+
+        canonical: the rows of answers are to be made canonical in idle time, so that the next turn can reuse them.
+        """
         self.sequence = sequence
         self.turn: Turn | None = None
         self._begin_read, self._emit, self._tally = begin_read, emit, tally
-        self._n_ctx, self._clock = n_ctx, clock
+        self._n_ctx, self._clock, self._canonical = n_ctx, clock, canonical
 
     # --- what it could do
 
@@ -159,6 +163,8 @@ class Lane:
         if turn.rotate(self.sequence.whole):
             self._emit(turn.request, self._choice_finished(turn, last))
             return True
+        if self._canonical and turn.read is not None and turn.read.logits is not None:
+            self.sequence.answered(turn.choices[0].generated)
         finished = m.Finished(
             turn.request.ask.request_id,
             reason,

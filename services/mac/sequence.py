@@ -1,33 +1,43 @@
-"""The one sequence the engine holds: its token ids, its canonical rows, the points it can go back to.
+"""A sequence the engine holds: its token ids, its canonical rows, the points it can go back to.
 
 Undoing a failed read, reusing a prefix and starting anew are the same act here: `restore(point)`. Rows behind the
-canonical end (an unfinished ubatch, everything decode wrote) are never reused. Knows spans and token ids, nothing of
-the worker except that its mirror must forget what the sequence forgets. Used on the compute thread only.
+canonical end (an unfinished ubatch, everything decode wrote) are never reused; `answered` and `advance_canonical` run
+an answer's tokens again as a read would, after which its rows are canonical, too. Knows spans and token ids, nothing
+of the worker except that its mirror must forget what the sequence forgets. Used on the compute thread only.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.limits import MIB, UBATCH_TOKENS
+from common.model.spec import ModelSpec
 from common.wire.rows import RowSection
-from services.mac.grid import canonical_end, grid_floor, reuse_limit, reuse_point
+from services.mac.divergence import Divergence, find_divergence
+from services.mac.grid import canonical_end, common_prefix, grid_floor, reuse_limit, reuse_point
+from services.mac.landmarks import points_worth_keeping, turn_borders
 from services.mac.mirror import Mirror
+from services.mac.snapshots import Snapshots
 
-SNAPSHOTS_MAX = 4
-"""Points with a kept recurrent state; the oldest goes first."""
+SNAPSHOT_BYTES_MAX = 1024 * MIB
+"""Kept recurrent states of a sequence, where the settings say nothing."""
+READ_AGAIN_TOKENS_MAX = 8 * UBATCH_TOKENS
+"""An answer is not made canonical when more than so many tokens of its prompt would have to be read again for it."""
 NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class HeldSequence:
     """Layer spans of one engine and what they hold. `parts` are the spans a read runs one after the other."""
 
-    def __init__(self, engine: Any, split_layer: int = 0) -> None:
-        """split_layer 0: the whole model is one part."""
+    def __init__(
+        self, engine: Any, split_layer: int = 0, *, snapshot_bytes: int = SNAPSHOT_BYTES_MAX
+    ) -> None:
+        """split_layer 0: the whole model is one part. snapshot_bytes: cap of the kept recurrent states."""
         self._engine = engine
         self.spec, self.n_ctx = engine.spec, engine.n_ctx
         n_layer = engine.spec.n_layer_full
@@ -36,36 +46,63 @@ class HeldSequence:
         self.parts = [engine.span(a, b) for a, b in itertools.pairwise(cuts)]
         self.has_recurrent = any(engine.spec.kind(layer) == "recurrent" for layer in range(n_layer))
         self.mirror: Mirror | None = None
+        self.snapshots = Snapshots(len(self.parts), state_bytes(engine.spec), snapshot_bytes)
+        self.diverged: Divergence | None = None
+        """How the newest prompt parted from what was held before it."""
         self._ids = NO_TOKENS
-        self._snapshots: dict[int, dict[int, Any]] = {}
-        self._keep: frozenset[int] = frozenset()
+        self._n_grid = 0
+        """Tokens [0, _n_grid) of _ids are those a read has run, or is running, on the grid."""
+        self._answer_end = 0
+        """Where the canonical rows are to end once the answer has been run again; 0: there is none to run."""
+        self._borders: frozenset[int] = frozenset()
+
+    # --- what is at hand
 
     @property
     def n_canonical(self) -> int:
         """Positions [0, n_canonical) hold what a cold read of the same ids would compute."""
-        return min(canonical_end(len(self._ids)), grid_floor(self.whole.n_valid)) if len(self._ids) else 0
+        return min(canonical_end(self._n_grid), grid_floor(self.whole.n_valid))
+
+    @property
+    def n_provisional(self) -> int:
+        """Tokens, in whole ubatches of an answer, that are to be run again before their rows can be reused."""
+        return max(0, self._answer_end - self.n_canonical)
 
     def reusable(self, prompt: NDArray[np.int32]) -> int:
         """Where reading `prompt` i32 [n_tokens] would start: the tokens before that need not be read again."""
         restorable = self._restorable() if self.has_recurrent else None
         return reuse_point(self._ids[: self.n_canonical], prompt, restorable)
 
-    def begin(self, prompt: NDArray[np.int32]) -> int:
-        """Make ready to read `prompt` i32 [n_tokens]: keep what it shares, forget the rest. Returns where to start."""
+    def _restorable(self) -> set[int]:
+        """Grid points recurrent layers can go back to; where they stand is one, if it is canonical."""
+        here = {part.n_valid for part in self.parts}
+        return self.snapshots.points | (here & {self.n_canonical} if len(here) == 1 else set())
+
+    # --- reading
+
+    def begin(self, prompt: NDArray[np.int32], turn_end_ids: Collection[int] = ()) -> int:
+        """Make ready to read `prompt` i32 [n_tokens]: keep what it shares, forget the rest. Returns where to start.
+
+        turn_end_ids: tokens that end a turn, so that states are kept where later prompts are likely to part.
+        """
         start = self.reusable(prompt)
+        held, n_rows = self._ids, self.n_canonical
+        self.diverged = find_divergence(held, prompt, turn_end_ids, n_rows=n_rows, start=start)
+        shared = common_prefix(held, prompt)
+        borders = {border for border in self._borders if border <= shared}
         self.restore(start)
-        self._ids = prompt
-        self._keep = frozenset({canonical_end(len(prompt)), reuse_limit(len(prompt))} - {0})
+        self._read(prompt, len(prompt), borders | {*turn_borders(prompt, turn_end_ids), len(prompt)})
+        self._answer_end = 0
         return start
 
     def restore(self, point: int) -> None:
         """Go back to `point`: 0, or one that `begin` returned for the sequence at hand."""
-        if point and self.has_recurrent:
-            for part, snapshot in self._snapshots[point].items():
+        if point and point in self.snapshots.points:
+            for part, snapshot in self.snapshots.at(point).items():
                 self.parts[part].restore(snapshot)
         else:
             self.whole.truncate(point)
-        self._snapshots = {at: kept for at, kept in self._snapshots.items() if at <= point}
+        self.snapshots.limit(point)
         if self.mirror is not None:
             self.mirror.limit(point)
 
@@ -91,14 +128,48 @@ class HeldSequence:
 
     def wants_state(self, position: int) -> bool:
         """Whether the recurrent state at `position` is one to keep."""
-        return self.has_recurrent and position in self._keep
+        return self.has_recurrent and position in self.snapshots.wanted
 
     def note(self, part: int, position: int) -> None:
         """Part `part` (an index of `parts`) now stands at `position`: keep its recurrent state if it is wanted."""
         if self.wants_state(position):
-            self._snapshots.setdefault(position, {})[part] = self.parts[part].snapshot()
-            for oldest in sorted(self._snapshots)[:-SNAPSHOTS_MAX]:
-                del self._snapshots[oldest]
+            self.snapshots.put(position, part, self.parts[part].snapshot)
+
+    # --- an answer
+
+    def answered(self, generated: Iterable[int]) -> None:
+        """The prompt that was read is followed by this answer, whose rows are to be made canonical when there is time."""
+        answer = np.fromiter(generated, np.int32)
+        if len(self._ids) != self._n_grid or not answer.size:
+            return
+        self._ids = np.concatenate([self._ids, answer])
+        self._borders |= {len(self._ids)}
+        self._answer_end = grid_floor(len(self._ids))
+
+    def advance_canonical(self) -> None:
+        """Run one ubatch of the answer again, as part of a read; call while n_provisional is not 0."""
+        if self._n_grid != self._answer_end:
+            self._begin_canonical()
+        if not self.n_provisional:
+            return
+        position = self.whole.n_valid
+        end = position + UBATCH_TOKENS
+        self.whole.run(self._ids[position:end], position, logits="none")
+        for part in range(len(self.parts)):
+            self.note(part, end)
+
+    def _begin_canonical(self) -> None:
+        """Go back to where the canonical rows end, giving up what decode wrote."""
+        n_canonical = self.n_canonical
+        points = [point for point in self._restorable() if point <= n_canonical]
+        start = max(points, default=0) if self.has_recurrent else n_canonical
+        if n_canonical - start > READ_AGAIN_TOKENS_MAX:
+            self._answer_end = 0  # its states were dropped: reading so much again is for whoever asks for it
+            return
+        self.restore(start)
+        self._read(self._ids, self._answer_end, self._borders)
+
+    # --- other sequences
 
     def adopt(self, other: HeldSequence) -> None:
         """Become what `other` (of the same engine) is now: rows and states are copied, snapshots shared."""
@@ -110,14 +181,41 @@ class HeldSequence:
         except BaseException:
             self.forget()
             raise
-        self._ids, self._keep = other._ids, other._keep
-        self._snapshots = {at: dict(kept) for at, kept in other._snapshots.items()}
+        self._ids, self._n_grid, self._answer_end = other._ids, other._n_grid, other._answer_end
+        self._borders = other._borders
+        self.snapshots.share(other.snapshots)
 
     def forget(self) -> None:
         """Start from nothing, after an error that left the engine in an unknown place."""
-        self._ids = NO_TOKENS
-        self._snapshots.clear()
+        self._ids, self._n_grid, self._answer_end = NO_TOKENS, 0, 0
+        self._borders = frozenset()
+        self.snapshots.clear()
         self.restore(0)
 
-    def _restorable(self) -> set[int]:
-        return {at for at, kept in self._snapshots.items() if len(kept) == len(self.parts)}
+    # --- inside
+
+    def _read(self, ids: NDArray[np.int32], n_grid: int, borders: Collection[int]) -> None:
+        """From where the layers stand now, tokens up to n_grid are going to be run on the grid."""
+        self._ids, self._n_grid, self._borders = ids, n_grid, frozenset(borders)
+        if not self.has_recurrent:
+            return
+        start = self.whole.n_valid
+        needed = {canonical_end(n_grid), reuse_limit(n_grid), start}
+        # Points before the end of the prompt whose answer is run again stay wanted: it may be regenerated.
+        needed |= {reuse_limit(border) for border in sorted(self._borders)[-2:] if border <= len(ids)}
+        end = canonical_end(n_grid)
+        wanted = points_worth_keeping(end, needed, self._borders, self.snapshots.capacity)
+        self.snapshots.want(wanted, start)
+        if start and start not in self.snapshots.points:
+            for part in range(len(self.parts)):
+                self.snapshots.put(start, part, self.parts[part].snapshot)
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """Bytes of the recurrent states of all layers at one position; 0 without recurrent layers."""
+    sizes = spec.recurrent
+    if sizes is None:
+        return 0
+    n_layer = sum(spec.kind(layer) == "recurrent" for layer in range(spec.n_layer_full))
+    conv = (sizes.d_conv - 1) * sizes.n_channels
+    return 4 * n_layer * (conv + sizes.d_state * sizes.d_state * sizes.n_head_v)

@@ -39,6 +39,14 @@ class Tally:
         """A worker failed; its part of a read is redone on the host."""
         self.metrics.add("worker_fallback_total", cause=cause)
 
+    def diverged(self, cause: str) -> None:
+        """A prompt parted from the rows at hand, and some of them were lost by it."""
+        self.metrics.add("prefix_divergence_total", cause=cause)
+
+    def made_canonical(self, n_tokens: int) -> None:
+        """So many tokens of an answer were run again in idle time."""
+        self.metrics.add("canonical_tokens_total", n_tokens)
+
     def token_sent(self, compute_s: float) -> None:
         """A token left; compute_s: what it took to compute and choose it."""
         self.metrics.add("generation_tokens_total")

@@ -1,0 +1,54 @@
+"""Which grid points of a sequence are worth a kept recurrent state: where a later prompt is likely to part from it.
+
+A recurrent state cannot be cut, so a hybrid model goes back to kept points only. Prompts part from each other at turn
+borders (a regenerated or edited turn, reasoning that the template leaves out), so those come first, newest first; what
+room is left is spread evenly. Pure functions over token counts and ids. Called by services.mac.sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.limits import UBATCH_TOKENS
+from services.mac.grid import grid_floor
+
+POINTS_MAX = 256
+"""Most kept points of a sequence, however small its states are."""
+
+
+def turn_borders(tokens: NDArray[np.int32], turn_end_ids: Collection[int]) -> list[int]:
+    """Positions right after each token of `tokens` i32 [n] that ends a turn, oldest first."""
+    if not turn_end_ids:
+        return []
+    return [int(at) + 1 for at in np.flatnonzero(np.isin(tokens, list(turn_end_ids)))]
+
+
+def points_worth_keeping(
+    end: int, needed: Iterable[int], borders: Iterable[int], capacity: int
+) -> frozenset[int]:
+    """At most `capacity` grid points in (0, end], the most useful ones.
+
+    needed: points to take before all others, such as the prompt's own end. borders: positions of turn borders, each
+    served by the grid point before it. What room borders leave (at least half of it) is spread over the sequence at
+    the smallest power-of-two multiple of the grid that fits, so that a growing sequence goes on wanting the same points.
+    """
+    capacity = min(capacity, POINTS_MAX)
+    chosen = _newest(needed, end, capacity)
+    room = capacity - len(chosen)
+    floors = {grid_floor(border) for border in borders} - chosen
+    chosen |= _newest(floors, end, room - room // 2)
+    room = capacity - len(chosen)
+    if room:
+        stride = UBATCH_TOKENS
+        while end // stride > room:
+            stride *= 2
+        chosen |= set(range(stride, end + 1, stride))
+    return frozenset(chosen)
+
+
+def _newest(points: Iterable[int], end: int, n: int) -> set[int]:
+    inside = sorted((point for point in set(points) if 0 < point <= end), reverse=True)
+    return set(inside[:n])
