@@ -65,6 +65,8 @@ def _range_text(kind: inspect.IntType | inspect.FloatType) -> str:
         words.append(f"from {kind.ge} to {kind.le}")
     elif kind.le is not None:
         words.append(f"up to {kind.le}")
+    elif kind.ge is not None:
+        words.append(f"of at least {kind.ge}")
     if kind.multiple_of is not None:
         words.append(f"that is a multiple of {kind.multiple_of}")
     return " ".join(words)

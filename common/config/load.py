@@ -82,11 +82,17 @@ def explain_settings(
         Explained(
             key,
             _for_people(key, getattr(getattr(settings, key.leaf), key.field)),
-            given[key.path][1] if key.path in given else "default",
+            _source(key, given),
             allowed_text(key.type),
         )
         for key in KEYS.values()
     ]
+
+
+def _source(key: Key, given: Given) -> str:
+    if key.path in given and given[key.path][0] is not None:
+        return given[key.path][1]
+    return "worked out" if key.path in COMPUTED else "default"
 
 
 def _for_people(key: Key, value: Any) -> Any:
@@ -258,7 +264,10 @@ COMPUTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 """Settings that are worked out when nobody gives them, in this order; "auto" asks for it in words."""
 
-FILES = ("run.data_dir", "run.run_dir", "host.model", "worker.model")
+FILES = (
+    *("run.data_dir", "run.run_dir", "host.model", "worker.model"),
+    *("gateway.chat_template", "zmq.secret_file", "zmq.clients_file"),
+)
 """Made absolute, so that a child process or another folder changes nothing."""
 
 SECRETS = ("gateway.api_key",)
@@ -266,6 +275,8 @@ SECRETS = ("gateway.api_key",)
 
 PORTS = (
     "gateway.http_port",
+    "zmq.port",
+    "zmq.events_port",
     "worker.port",
     "worker.control_port",
     "metrics.gateway_port",

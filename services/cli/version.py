@@ -14,7 +14,10 @@ from common.wire.extension_frames import EXTENSION_VERSION
 from services.bench.machine import commit_text
 from services.runtime.bus import libzmq_version
 
-PACKAGES = ("llama-cpp-python", "numpy", "msgspec", "pyzmq", "aiohttp", "supervisor")
+PACKAGES = (
+    *("llama-cpp-python", "gguf", "numpy", "xxhash", "msgspec", "pyzmq", "aiohttp", "jinja2", "structlog"),
+    *("prometheus-client", "supervisor", "psutil", "coremltools"),
+)
 
 
 @click.command()
@@ -26,7 +29,8 @@ def command() -> None:
 def versions_text() -> str:
     """One line a thing: this program, its commit, the protocols it speaks, Python, the packages it stands on."""
     rows = [("outrigger", f"{_of('outrigger')} (commit {commit_text()})"), *_protocols()]
-    rows += [("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+    rows += [("python", f"{platform.python_version()} ({platform.python_implementation()})")]
+    rows += [("system", f"{platform.system()} {platform.release()} {platform.machine()}")]
     rows += [(name, _of(name)) for name in PACKAGES]
     rows += [("ggml", _ggml()), ("libzmq", libzmq_version())]
     width = max(len(name) for name, _ in rows)
@@ -37,7 +41,7 @@ def _of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed as a package"
+        return "not installed"
 
 
 def _protocols() -> list[tuple[str, str]]:

@@ -48,7 +48,6 @@ def start(settings: Settings, say: Callable[[str], None]) -> int:
         process = subprocess.Popen(
             [sys.executable, "-m", "services.cli.main", "run", "--background"],
             env={**os.environ, **to_environ(settings), "PYTHONPATH": path},
-            cwd=run_dir,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

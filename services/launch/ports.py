@@ -24,6 +24,11 @@ def check_ports(settings: Settings, *, local_worker: bool) -> None:
             (settings.zmq.host, settings.zmq.port, "the ZeroMQ endpoint", "", "ZMQ_PORT"),
             (settings.zmq.host, settings.zmq.events_port, "the ZeroMQ events", "", "ZMQ_EVENTS_PORT"),
         ]
+    if settings.zmq.door == "on":
+        needed += [
+            (settings.zmq.host, settings.zmq.port, "ZeroMQ clients", "", "ZMQ_PORT"),
+            (settings.zmq.host, settings.zmq.events_port, "ZeroMQ events", "", "ZMQ_EVENTS_PORT"),
+        ]
     if settings.host.split == "on":
         needed.append(
             ("127.0.0.1", settings.metrics.bridge_port, "/metrics of the bridge", "", "BRIDGE_METRICS_PORT")

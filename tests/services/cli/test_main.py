@@ -5,6 +5,7 @@ Method: `outrigger` as a process, with good and bad flags, settings and files.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -112,5 +113,20 @@ def test_settings_are_shown_with_their_source_and_secrets_hidden(tmp_path):
     assert "OUTRIGGER_N_CTX; from: " in done.stdout
     assert "from: environment variable OUTRIGGER_HTTP_PORT" in done.stdout
     assert "a-secret" not in done.stdout
-    assert "<hidden>" in done.stdout
+    assert 'api_key = "(set)"' in done.stdout
+    assert "from: worked out" in done.stdout
     assert "settings are good" in outrigger("config", "check", cwd=tmp_path).stdout
+
+
+def test_one_setting_by_any_of_its_names_and_as_json(tmp_path):
+    shown = [
+        outrigger("config", "show", name, cwd=tmp_path, OUTRIGGER_N_CTX="1024").stdout
+        for name in ("host.n_ctx", "n_ctx", "OUTRIGGER_N_CTX")
+    ]
+    assert len(set(shown)) == 1
+    assert "n_ctx = 1024\n" in shown[0] and "default: 8192" in shown[0]
+    (told,) = json.loads(outrigger("config", "show", "host.n_ctx", "--json", cwd=tmp_path).stdout)
+    assert (told["key"], told["value"], told["source"]) == ("host.n_ctx", 8192, "default")
+    assert told["allowed"].startswith("an integer from 512") and told["effect"]
+    unknown = outrigger("config", "show", "n_ctxx", cwd=tmp_path)
+    assert (unknown.returncode, "no setting or section 'n_ctxx'" in unknown.stderr) == (2, True)
