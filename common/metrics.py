@@ -35,6 +35,7 @@ FAILURES = (
     "refused",
     "damaged",
     "memory",
+    "suspended",
     "nonfinite",
     "order",
     "count",
@@ -199,6 +200,7 @@ SERIES = (
         ("bridge",),
         "Heat of the worker: 0 nominal, 1 fair, 2 serious, 3 critical.",
     ),
+    Series("worker_available_bytes", "gauge", ("bridge",), "Memory that the worker says it has left."),
     # --- every process: the bus
     Series(
         "bus_dropped_total",

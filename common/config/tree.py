@@ -176,7 +176,11 @@ class BridgeSettings(Leaf, frozen=True):
     """Where the worker is."""
 
     worker_host: Annotated[
-        str, _says("address of the worker; empty: `outrigger run` starts one on this machine")
+        str,
+        _says(
+            "address of the worker; auto: look for it at USB cables; usbmux: a phone behind usbmux; "
+            "empty: `outrigger run` starts one on this machine"
+        ),
     ] = ""
     worker_port: Annotated[int, _says("the worker's residual port", ge=0, le=65_535)] = 50_060
     worker_control_port: Annotated[int, _says("the worker's control port", ge=0, le=65_535)] = 50_061

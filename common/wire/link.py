@@ -88,7 +88,7 @@ class Link:
         self.pending: deque[Pending] = deque()
         self.counts: Counter[str] = Counter()
         """stale_epoch, bad_hash: frames that were not used."""
-        self._clock = clock or AckClock()
+        self.clock = clock or AckClock()
         self._seq_sent = 0
         self._seq_seen = 0
         self._base_seq = 0
@@ -260,7 +260,7 @@ class Link:
         self._base_seq += request.TYPE < EXTENSION_TYPE_MIN
         seq = stamped_seq if request.TYPE >= EXTENSION_TYPE_MIN else self._base_seq
         ahead = sum(pending.n_tokens for pending in self.pending)
-        due_at = now + self._clock.allowance_s(n_tokens, ahead, n_bytes)
+        due_at = now + self.clock.allowance_s(n_tokens, ahead, n_bytes)
         self.pending.append(Pending(seq, request, n_tokens, now, due_at, tag))
         return self.pending[-1]
 
@@ -284,7 +284,7 @@ class Link:
             raise error(f"{frame.NAME} speaks of {frame.n_tok} tokens; {oldest.n_tokens} were asked")  # type: ignore[attr-defined]
         self.pending.popleft()
         if isinstance(frame, (base.ChunkAck, ext.Chunk2Ack)):
-            self._clock.learn(frame.n_tok, frame.compute_ms)
+            self.clock.learn(frame.n_tok, frame.compute_ms)
         return oldest
 
 

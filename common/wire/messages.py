@@ -66,6 +66,8 @@ class LinkUp(Message, frozen=True):
     link_epoch: int
     hello: LinkHello
     rtt_us: float
+    token_ms: float = 0.0
+    """Milliseconds a token of one full chunk on the worker, measured when the link came up; 0: not measured."""
 
 
 class LinkDown(Message, frozen=True):

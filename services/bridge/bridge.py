@@ -14,6 +14,7 @@ from typing import Any
 
 from common.config import BridgeSettings
 from common.errors import LinkDownError, OutriggerError, ServiceError
+from common.limits import MIB
 from common.log import get_log
 from common.metrics import Metrics
 from common.wire import messages as m
@@ -21,12 +22,15 @@ from common.wire.deadlines import AckClock
 from common.wire.routes import LINK, RESIDUAL, Route
 from services.bridge.control import UNKNOWN, ControlClient
 from services.bridge.pump import Pump
+from services.bridge.search import Search, fixed_places
 from services.runtime.bus import BlockingOwner, EventSink, Owner
 
 log = get_log()
 
 REPORT_EVERY_S = 2.0
 PUMP_STOP_S = 1.0
+WATCH_AGAIN_S = 0.5
+SUSPENDING = "suspending"
 
 
 class Bridge:
@@ -44,20 +48,24 @@ class Bridge:
         self._closing = False
         self._pump_ended = asyncio.Event()
         self._mac: bytes | None = None
+        self._up = False
         self._reported: m.WorkerReported | None = None
         self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue()
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(1)
-        self._control = ControlClient(settings.worker_host, settings.worker_control_port)
+        self._control = ControlClient()
         self._owner = Owner(LINK, endpoint(LINK), on_event=on_bus_event)
         self.pump = Pump(
             BlockingOwner(RESIDUAL, endpoint(RESIDUAL), on_event=on_bus_event),
-            (settings.worker_host, settings.worker_port),
+            fixed_places(settings),
             metrics,
             boot_id=secrets.randbits(63),
             tell=lambda event: self._from_pump(self._told.put_nowait, event),
             gone=lambda: self._from_pump(self._told.put_nowait, None),
             ended=lambda: self._from_pump(self._pump_ended.set),
             make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
+        )
+        self._search = Search(
+            settings, self.pump.offer, wanted=lambda: self._mac is not None and not self._up
         )
 
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -67,14 +75,16 @@ class Bridge:
             "listener": self._listen(),
             "teller": self._tell(),
             "reporter": self._report(),
+            "watcher": self._watch(),
             "phases": self._show(),
             "pump watch": self._watch_pump(),
-        }
+        } | ({"search": self._search.run()} if self._search.needed else {})
 
     async def close(self) -> None:
         """Answer what is under way with LinkFailed, close the link and the bus."""
         self._closing = True
         await asyncio.to_thread(self.pump.stop, PUMP_STOP_S)
+        await self._search.close()
         await self._control.close()
         await self._owner.close()
 
@@ -97,8 +107,9 @@ class Bridge:
             event = await self._told.get()
             if event is None:
                 self._forget_mac("it does not take answers")
-            else:
-                await self._send(event)
+                continue
+            self._up = isinstance(event, m.LinkUp)
+            await self._send(event)
 
     async def _report(self) -> None:
         """The worker's memory and heat, now and then; by sending them, learn whether the mac process is there."""
@@ -107,14 +118,39 @@ class Bridge:
             if self._mac is None:
                 continue
             try:
+                await self._aim()
                 report = await self._control.report()
-                self._metrics.set("worker_thermal_state", report.thermal)
             except OutriggerError as error:
                 report = UNKNOWN
                 if self._reported != UNKNOWN:
                     log.info("worker control channel silent", error=str(error))
-            self._reported = report
-            await self._send(report)
+            await self._told_by_worker(report)
+
+    async def _watch(self) -> None:
+        """What the worker says of itself the moment it changes; above all, that its system is about to suspend it."""
+        while True:
+            if self._mac is not None and self._up:
+                with suppress(OutriggerError):  # the reporter says that it is silent
+                    await self._aim()
+                    async for report in self._control.watch():
+                        await self._told_by_worker(report)
+            await asyncio.sleep(WATCH_AGAIN_S)
+
+    async def _aim(self) -> None:
+        """Talk with the worker that the pump talks with."""
+        if (place := self.pump.place) is not None:
+            await self._control.aim(place.host, place.control_port)
+
+    async def _told_by_worker(self, report: m.WorkerReported) -> None:
+        """Hand it on; fail what is under way at once when the worker is being suspended."""
+        if report.state == SUSPENDING and (self._reported is None or self._reported.state != SUSPENDING):
+            log.warning("worker is being suspended")
+            self.pump.suspended()
+        if report != UNKNOWN:
+            self._metrics.set("worker_thermal_state", report.thermal)
+            self._metrics.set("worker_available_bytes", report.avail_mb * MIB)
+        self._reported = report
+        await self._send(report)
 
     async def _show(self) -> None:
         while True:
