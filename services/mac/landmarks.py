@@ -32,8 +32,8 @@ def points_worth_keeping(
     """At most `capacity` grid points in (0, end], the most useful ones.
 
     needed: points to take before all others, such as the prompt's own end. borders: positions of turn borders, each
-    served by the grid point before it. What room borders leave (at least half of it) is spread over the sequence at
-    the smallest power-of-two multiple of the grid that fits, so that a growing sequence goes on wanting the same points.
+    served by the grid point before it. What room borders leave (at least half of it) is spread over the sequence at the
+    smallest power-of-two multiple of the grid that fits, so that a growing sequence goes on wanting the same points.
     """
     capacity = min(capacity, POINTS_MAX)
     chosen = _newest(needed, end, capacity)

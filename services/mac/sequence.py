@@ -138,7 +138,7 @@ class HeldSequence:
     # --- an answer
 
     def answered(self, generated: Iterable[int]) -> None:
-        """The prompt that was read is followed by this answer, whose rows are to be made canonical when there is time."""
+        """The prompt that was read is followed by this answer, whose rows are to be made canonical in idle time."""
         answer = np.fromiter(generated, np.int32)
         if len(self._ids) != self._n_grid or not answer.size:
             return

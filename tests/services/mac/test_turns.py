@@ -20,8 +20,7 @@ from hypothesis.stateful import (
 from common.limits import UBATCH_TOKENS
 from services.mac.grid import common_prefix
 from services.mac.sequence import HeldSequence, state_bytes
-from tests.services.mac.test_compute import Desk
-from tests.services.mac.test_read import Rig, tokens
+from tests.services.mac.test_read import Rig
 
 END = 511
 """The token that ends a turn."""
