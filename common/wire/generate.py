@@ -121,6 +121,10 @@ class UbatchTimes(Part, frozen=True):
     """Layers before the split on the host; all layers when the ubatch ran on the host alone."""
     worker_s: float = 0.0
     """The tail's computing time, as the worker reports it; 0 when it did not take part."""
+    sent_at_s: float = 0.0
+    """When the residual left for the worker."""
+    queue_s: float = 0.0
+    """How long the chunk waited at the worker for the one before it, as the worker reports it."""
     round_trip_s: float = 0.0
     ack_at_s: float = 0.0
     """When the host took the worker's answer."""
@@ -145,6 +149,8 @@ class ReadReport(Part, frozen=True):
     """Why the worker was not used ("off", "absent", "refused", "rested", "small"); empty when it was."""
     fallbacks: tuple[str, ...] = ()
     """Causes of worker failures after which work was redone on the host."""
+    tokens_returned: int = 0
+    """Tokens planned for the worker whose tail the host ran after all, because the worker had become too slow."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -52,7 +52,7 @@ class Outlook:
     """Ubatches through the head, and not sent."""
     n_in_flight: int
     busy_s: float = 0.0
-    """Until the worker has done the first of those in flight."""
+    """Until the worker has done the first of those in flight, or whatever else keeps it from the first chunk."""
     n_redone: int = 0
     """Ubatches whose rows are home, and whose tail the host would have to repeat if it gave up those in flight."""
     elapsed_s: float = 0.0
@@ -70,7 +70,7 @@ def finish_s(now: Outlook, n_more: int) -> float:
     """Seconds until the read is through when `n_more` further chunks go to the worker."""
     times, one_way_s = now.times, now.times.link_s / 2
     step_s = times.head_s + times.import_s
-    worker_s = now.busy_s + max(0, now.n_in_flight - 1) * times.worker_s if now.n_in_flight else 0.0
+    worker_s = now.busy_s + max(0, now.n_in_flight - 1) * times.worker_s
     n_at_once = min(n_more, now.n_ready)
     if n_at_once:
         worker_s = max(worker_s, one_way_s) + n_at_once * times.worker_s
@@ -101,13 +101,11 @@ def chunks_to_send(now: Outlook) -> int:
 
 
 def should_abandon(now: Outlook) -> bool:
-    """Whether to give up the chunks in flight, there being nothing else to do than to wait for them.
+    """Whether to give up what is in flight, there being nothing else to do than to wait for it.
 
     Waiting ends where it is predicted to take longer, and at the latest where the read would lose more than LOSS_MAX of
     the host's own time if the worker never answered.
     """
-    if not now.n_in_flight:
-        return False
     here_s = abandoned_s(now)
     if now.elapsed_s + here_s > (1 + LOSS_MAX) * now.alone_s:
         return True
@@ -128,9 +126,12 @@ class Choice:
         return 1 - self.split_s / self.alone_s
 
 
-def predict(layer: int, n_ubatches: int, times: StageTimes) -> Choice:
-    """What a read of n_ubatches takes when split at `layer` and given to the worker as far as that is good."""
-    start = Outlook(times, heads_left=n_ubatches, n_ready=0, n_in_flight=0)
+def predict(layer: int, n_ubatches: int, times: StageTimes, sync_s: float = 0.0) -> Choice:
+    """What a read of n_ubatches takes when split at `layer` and given to the worker as far as that is good.
+
+    sync_s: what bringing the mirror up to date takes, during which the host runs head layers already.
+    """
+    start = Outlook(times, heads_left=n_ubatches, n_ready=0, n_in_flight=0, busy_s=sync_s)
     split_s = finish_s(start, chunks_to_send(start))
     return Choice(layer, split_s, n_ubatches * times.alone_s)
 

@@ -58,6 +58,7 @@ class TailRan:
     sections: Sequence[RowSection]
     has_state: bool
     worker_s: float
+    queue_s: float
     round_trip_s: float
 
     @property
@@ -70,6 +71,14 @@ class MirrorMoved:
     """The worker's mirror now holds [0, n) (answer to a rewind or a push)."""
 
     n: int
+
+
+@dataclass(frozen=True)
+class StatePulled:
+    """The tail's recurrent state after `end` positions (answer to a pull)."""
+
+    end: int
+    sections: Sequence[RowSection]
 
 
 @dataclass(frozen=True)
@@ -109,16 +118,18 @@ class RemoteSpan:
         """Questions without an answer."""
         return len(self._asked)
 
-    def start_run(self, residual: NDArray[np.float32], position: int, *, want_state: bool) -> None:
+    def start_run(
+        self, residual: NDArray[np.float32], position: int, *, want_state: bool, want_rows: bool = True
+    ) -> None:
         """Run the tail over residual f32 [n_tokens, n_embd]; its rows come home with the answer.
 
-        The array belongs to the channel afterwards. Raises LinkError.
+        The array must not change afterwards. Raises LinkError.
         """
         n_tokens, n_embd = residual.shape
         assert residual.dtype == np.float32 and residual.flags.c_contiguous, (
             "residual is f32 [n_tokens, n_embd]"
         )
-        want = m.WANT_ROWS | (m.WANT_STATE if want_state else 0)
+        want = (m.WANT_ROWS if want_rows else 0) | (m.WANT_STATE if want_state else 0)
         ticket = next(self._tickets)
         self._ask(ticket, m.RunChunk(self.link_epoch, ticket, position, n_tokens, n_embd, want), residual)
 
@@ -136,7 +147,17 @@ class RemoteSpan:
         message = m.PushRows(self.link_epoch, ticket, flags, n_after, len(blob))
         self._ask(ticket, message, blob, n_expected=n_after if complete else None)
 
-    def wait(self, timeout_s: float) -> TailRan | MirrorMoved | None:
+    def start_pull_state(self, end: int) -> None:
+        """Ask for the recurrent state at `end`, where the chunks in flight leave the mirror. Raises LinkError."""
+        ticket = next(self._tickets)
+        self._ask(ticket, m.PullRows(self.link_epoch, ticket, end, end, m.ROWS_STATE))
+
+    def start_snapshot(self, n: int) -> None:
+        """Have the worker keep the recurrent state at n, where the mirror stands. Raises LinkError."""
+        ticket = next(self._tickets)
+        self._ask(ticket, m.TakeSnapshot(self.link_epoch, ticket, n))
+
+    def wait(self, timeout_s: float) -> TailRan | MirrorMoved | StatePulled | None:
         """The next answer, or None when none came within timeout_s. Raises LinkError, also when one is overdue."""
         if not self._asked:
             return None
@@ -155,6 +176,8 @@ class RemoteSpan:
             )
         if isinstance(asked.message, m.RunChunk):
             return self._tail_ran(asked.message, answer, received.frames)
+        if isinstance(asked.message, m.PullRows):
+            return self._state_pulled(asked.message, answer, received.frames)
         return self._mirror_moved(asked, answer)
 
     def abandon(self) -> None:
@@ -208,11 +231,9 @@ class RemoteSpan:
                 cause="count",
             )
         with_state = bool(asked.want & m.WANT_STATE)
-        try:
-            sections = decode_rows(frames[0])
-        except ProtocolError as error:
-            raise LinkError(f"rows of the worker are damaged: {error}", cause="damaged") from error
-        self.rows.check(sections, asked.position, asked.position + asked.n_tokens, with_state=with_state)
+        sections = _sections(frames) if asked.want & (m.WANT_ROWS | m.WANT_STATE) else []
+        if asked.want & m.WANT_ROWS:
+            self.rows.check(sections, asked.position, asked.position + asked.n_tokens, with_state=with_state)
         self._worker_s = answer.compute_ms / 1000
         self.mirror.moved(asked.position + asked.n_tokens)
         return TailRan(
@@ -221,8 +242,16 @@ class RemoteSpan:
             sections,
             with_state,
             worker_s=self._worker_s,
+            queue_s=answer.queue_ms / 1000,
             round_trip_s=answer.round_trip_ms / 1000,
         )
+
+    def _state_pulled(self, asked: m.PullRows, answer: Any, frames: Sequence[Any]) -> StatePulled:
+        if not isinstance(answer, m.RowsPulled):
+            raise LinkError(f"asked the worker for its state at {asked.p1}, got {answer!r}", cause="count")
+        sections = _sections(frames)
+        self.rows.check_state(sections, asked.p1)
+        return StatePulled(asked.p1, sections)
 
     def _mirror_moved(self, asked: _Asked, answer: Any) -> MirrorMoved:
         if not isinstance(answer, m.MirrorAt):
@@ -237,10 +266,23 @@ class RemoteSpan:
             raise LinkError(
                 f"the mirror stands at {answer.n_valid} after a push up to {asked.n_expected}", cause="range"
             )
+        elif isinstance(asked.message, m.TakeSnapshot):
+            if answer.n_valid != asked.message.n:
+                raise LinkError(
+                    f"the mirror stands at {answer.n_valid}, thought to be at {asked.message.n}",
+                    cause="range",
+                )
         else:
             assert isinstance(asked.message, m.PushRows)
             self.mirror.moved(asked.message.n_valid_after)
         return MirrorMoved(self.mirror.n)
+
+
+def _sections(frames: Sequence[Any]) -> list[RowSection]:
+    try:
+        return decode_rows(frames[0])
+    except ProtocolError as error:
+        raise LinkError(f"rows of the worker are damaged: {error}", cause="damaged") from error
 
 
 def answer_deadline_s(worker_s: float | None, n_in_flight: int) -> float:

@@ -43,8 +43,19 @@ class TailRows:
 
     def check(self, sections: Sequence[RowSection], p0: int, p1: int, *, with_state: bool) -> None:
         """Raise LinkError unless `sections` are exactly those expected, each once, with finite numbers only."""
+        self._check(sections, self.expected(p0, p1, with_state=with_state), p0, p1)
+
+    def check_state(self, sections: Sequence[RowSection], position: int) -> None:
+        """As `check`, for the recurrent states at `position` alone."""
+        owed = self.expected(position, position, with_state=True) - self.expected(
+            position, position, with_state=False
+        )
+        self._check(sections, owed, position, position)
+
+    def _check(
+        self, sections: Sequence[RowSection], owed: set[tuple[int, int, int, int]], p0: int, p1: int
+    ) -> None:
         found = [(section.layer, section.kind, section.p0, section.p1) for section in sections]
-        owed = self.expected(p0, p1, with_state=with_state)
         if len(found) != len(owed) or set(found) != owed:
             missing, extra = sorted(owed - set(found)), sorted(set(found) - owed)
             raise LinkError(

@@ -59,6 +59,9 @@ def simulated_s(now: Outlook, n_more: int) -> int:
     if waiting:
         waiting, computing = waiting - 1, True
         heapq.heappush(events, (now.busy_s, next(order), "ran"))
+    elif awaited:
+        computing = True
+        heapq.heappush(events, (now.busy_s, next(order), "free"))
     while events:
         clock, _, what = heapq.heappop(events)
         if what == "head":
@@ -73,6 +76,8 @@ def simulated_s(now: Outlook, n_more: int) -> int:
         elif what == "ran":
             computing = False
             heapq.heappush(events, (clock + one_way, next(order), "home"))
+        elif what == "free":
+            computing = False
         elif what == "home":
             awaited -= 1
         if waiting and not computing:

@@ -176,7 +176,7 @@ def test_a_worker_lost_mid_read_costs_the_client_nothing_but_time(desk):
     )
     ids, finished = desk.run(prompt, max_tokens=6)
     assert ids == right and finished.report.fallbacks == ("down",)
-    assert finished.report.bypass_reason == "rested" and finished.report.tokens_worker == 0
+    assert finished.report.tokens_worker < finished.report.tokens_host, "its part ended where it was lost"
     _, finished = desk.run(tokens(1300, 8), max_tokens=1)
     assert finished.report.bypass_reason == "rested", "a failed worker rests"
 

@@ -5,6 +5,8 @@ of the same token ids on a third engine that never heard of workers or prefixes.
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from common.errors import LinkError
 from common.wire import messages as m
 from common.wire.rows import decode_rows, encode_rows
 from services.mac.grid import cut_read
+from services.mac.guard import Guard
 from services.mac.plan import plan_read
 from services.mac.read import Read
 from services.mac.remote_span import RemoteSpan
@@ -48,19 +51,20 @@ class Rig:
         )
         self.sequence.mirror = self.remote.mirror
 
-    def read(self, prompt, *, worker="ready"):
+    def read(self, prompt, **how):
         """Read `prompt` to its end; a failed worker gets a new link afterwards."""
-        read = self.begin(prompt, worker=worker)
+        read = self.begin(prompt, **how)
         while read.logits is None:
             read.advance(0.1)
         if read.fallbacks:
             self.new_link()
         return read
 
-    def begin(self, prompt, *, worker="ready"):
+    def begin(self, prompt, *, worker="ready", make_guard=None):
         start = self.sequence.begin(prompt)
         plan = plan_read(start, len(prompt), worker=worker, split_tokens_min=258)
-        return Read(self.sequence, prompt, plan, self.remote, on_fallback=self.failures.append)
+        guard = make_guard(len(plan.ubatches)) if make_guard else None
+        return Read(self.sequence, prompt, plan, self.remote, guard=guard, on_fallback=self.failures.append)
 
     def cold(self, prompt):
         """Last logits of a cold read on the oracle."""
@@ -216,7 +220,12 @@ def test_a_worker_that_fails_costs_time_only(rig, fault, nth):
     rig.twin.spoil = spoil_nth(nth, FAULTS[fault])
     read = rig.check(story)
     assert len(read.fallbacks) == len(rig.failures) == 1
-    assert read.plan.bypass_reason == "rested" and read.report().tokens_worker == 0
+    # A lost link casts no doubt on rows that are home; of a hybrid, they count from the last state on that came, too.
+    kept = read.report().tokens_worker
+    assert kept in ((0, 256) if fault in ("link lost", "old epoch") else (0,))
+    assert kept or rig.rows.has_recurrent or fault not in ("link lost", "old epoch")
+    assert read.report().tokens_returned == 0
+    assert read.plan.bypass_reason == ("" if kept else "rested")
     assert len(read.report().stages) == len(read.plan.ubatches)
     rig.twin.spoil = None
     assert rig.check(np.concatenate([story, tokens(250, seed=3)])).plan.start == 2304
@@ -233,6 +242,103 @@ def test_a_refused_push_is_a_fallback_too(rig):
     rig.check(story[:1100], worker="absent")
     rig.twin.spoil = lambda a, b: (m.LinkFailed(a.link_epoch, a.ticket, 401, "memory", "full"), b"")
     assert rig.check(story).fallbacks == ["memory"]
+
+
+class Scripted(Guard):
+    """A guard whose decisions are given: stop after so many chunks, or give up once so many are home."""
+
+    def __init__(self, n_ubatches, *, stop_after=99, give_up_after=99):
+        super().__init__(n_ubatches, 1.0, None, time.monotonic)
+        self.stop_after, self.give_up_after = stop_after, give_up_after
+        self.n_sent = self.n_home = 0
+
+    def sent(self):
+        super().sent()
+        self.n_sent += 1
+
+    def came_home(self, answer, import_s):
+        super().came_home(answer, import_s)
+        self.n_home += 1
+
+    def n_more(self, heads_left, n_ready):
+        return min(heads_left + n_ready - 1, max(0, self.stop_after - self.n_sent))
+
+    def gives_up(self, heads_left, n_ready, n_redone, elapsed_s):
+        return self.n_home >= self.give_up_after
+
+
+@pytest.mark.parametrize("n_chunks", [0, 1, 3])
+@pytest.mark.parametrize("start", [0, 1100])
+def test_the_rest_of_a_read_may_stay_on_the_host_from_any_chunk_on(rig, start, n_chunks):
+    """Going from what the worker ran to what the host runs changes no bit, now or in the next turn."""
+    story = tokens(2304, seed=n_chunks)
+    rig.check(story[: max(start, 300)])
+    read = rig.check(story, make_guard=lambda n: Scripted(n, stop_after=n_chunks))
+    report = read.report()
+    assert report.tokens_worker == 256 * n_chunks and report.fallbacks == ()
+    assert report.tokens_returned == read.plan.ubatches[-1].position - read.plan.start - 256 * n_chunks
+    assert report.bypass_reason == ("" if n_chunks else "slow")
+    assert [s.worker_s > 0 for s in report.stages] == [
+        index < n_chunks for index in range(len(read.plan.ubatches))
+    ]
+    rig.check(np.concatenate([story, tokens(250, seed=3)]))
+
+
+@pytest.mark.parametrize("n_home", [0, 2])
+def test_chunks_that_are_out_may_be_given_up(rig, n_home):
+    """The answers still come, too late; nothing waits for them and nothing is taken from them."""
+    story, held = tokens(2304), threading.Event()
+    rig.check(story[:300])
+    rig.twin.spoil = spoil_nth(n_home, lambda answer, blob: (held.wait(10), (answer, blob))[1])
+    read = rig.check(story, make_guard=lambda n: Scripted(n, give_up_after=n_home))
+    report = read.report()
+    assert report.tokens_worker == 256 * n_home or (
+        rig.rows.has_recurrent and report.tokens_worker < 256 * n_home
+    )
+    assert report.fallbacks == () and report.tokens_returned > 0 and not held.is_set()
+    held.set()
+    rig.twin.spoil = None
+    rig.check(np.concatenate([story[:1000], tokens(600, seed=8)]))
+
+
+def test_a_worker_that_stands_still_is_left_behind_by_the_guard_itself(rig):
+    """No script: the real guard on the real clock, and an answer that never comes before the read is over."""
+    story, held = tokens(2304), threading.Event()
+    rig.twin.spoil = spoil_nth(2, lambda answer, blob: (held.wait(10), (answer, blob))[1])
+    read = rig.check(story, make_guard=lambda n: Guard(n, 0.5, None, time.monotonic))
+    assert read.report().tokens_returned > 0 and not held.is_set()
+    held.set()
+    rig.twin.spoil = None
+    rig.check(story[:1500])
+
+
+def test_heads_run_while_a_cold_mirror_is_brought_up_to_date(rig):
+    """The push is held back until the host has done all it can do without it."""
+    story, held = tokens(2304), threading.Event()
+    rig.check(story[:1600], worker="absent")
+    rig.twin.spoil = lambda answer, blob: (held.wait(10), (answer, blob))[1]
+    read = rig.begin(story)
+    while not read.waits:
+        read.advance(0.0)
+    n_heads = len(read.report().stages)
+    assert n_heads == len(read.plan.ubatches) > 2 and read.tokens_done == read.plan.start
+    held.set()
+    while read.logits is None:
+        read.advance(0.1)
+    np.testing.assert_array_equal(read.logits, rig.cold(story))
+    assert read.report().tokens_worker == read.plan.tokens_worker > 0
+
+
+def test_states_come_home_often_enough_to_bound_what_is_kept(rig, monkeypatch):
+    """With room for few residuals, a hybrid's worker is asked for its state in between; a dense one never."""
+    monkeypatch.setattr("services.mac.read.KEPT_BYTES_MAX", 1)
+    story = tokens(2304)
+    read = rig.check(story)
+    asked = [
+        bool(message.want & m.WANT_STATE) for message in rig.twin.asked if isinstance(message, m.RunChunk)
+    ]
+    assert read.plan.n_remote == len(asked) == 8
+    assert sum(asked) > 2 if rig.rows.has_recurrent else not any(asked)
 
 
 @pytest.mark.parametrize("n_steps", [3, 6])
