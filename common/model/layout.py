@@ -2,7 +2,7 @@
 
 A shape is a tuple of names of sizes (innermost first), resolved by `sizes`. Weights of matrices may have any type in
 WEIGHT_TYPES; everything else is f32. Adding an architecture means adding its rows here and a builder in
-common/engine/arch. Used by spec.py only.
+common/engine/arch. Used by spec_reader.py and fingerprint.py.
 """
 
 from __future__ import annotations

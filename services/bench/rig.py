@@ -1,7 +1,7 @@
 """Host processes and workers of a split measurement: one host alone, and one host with its bridge and worker per L.
 
 All of them stay up together and take turns, so that every round of a measurement meets the same machine: host
-processes share one core, workers the other. Used by services.bench.split and services.cli.verify.
+processes share one core, workers the other. Used by services.bench.split and services.bench.verify.
 """
 
 from __future__ import annotations

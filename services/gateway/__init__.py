@@ -24,6 +24,6 @@ It does not know tensors, layers, the worker or the cable; the host (services.ma
     public_door       ZeroMQ: carries out what clients ask, and holds them to the rules
     public_endpoints  settings -> open sockets
 
-trip, host, server, replies, doors and the public door with its events and endpoints act; the others are pure: no socket,
-no clock, no task.
+trip, host, server, replies, doors and the public door with its events and endpoints act; the others are pure: no
+socket, no clock, no task.
 """

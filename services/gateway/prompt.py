@@ -1,7 +1,7 @@
 """A request to what the host is asked: template, tokens, limits, and the Generate message.
 
 Holds the vocabulary and the chat template of the served model; knows no HTTP and no bus. Safe to call from several
-threads: long prompts are prepared off the event loop. Called by server.py.
+threads: long prompts are prepared off the event loop. Called by trip.py.
 """
 
 from __future__ import annotations

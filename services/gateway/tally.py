@@ -1,7 +1,7 @@
 """What the gateway counts for Prometheus: first tokens, gaps between tokens, whole requests, and how requests ended.
 
 The series are declared in common.metrics; this file only says when they grow. Intervals are taken here, where both of
-their ends happen. Called by server.py and replies.py.
+their ends happen. Called by trip.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a read will do, decided before it starts: its ubatches, and how many of them the worker takes part in.
 
 Pure: the state of the link and of the rest timer are passed in. The last ubatch always stays on the host, so that
-logits never cross the cable. Called by services.mac.reader.
+logits never cross the cable. Called by services.mac.compute and services.mac.read.
 """
 
 from __future__ import annotations
