@@ -116,24 +116,24 @@ class ComputeThread:
 
     def _perform(self, work: Work) -> None:
         """Answer one request. Whatever goes wrong becomes an answer: this thread must outlive every client."""
-        service, client = self._service, work.client
+        service, client, frame = self._service, work.client, work.frame
+        if isinstance(frame, Refused):
+            client.reply(service.failure(None, work.seq, frame.error))
+            return
         try:
-            if isinstance(work.frame, Refused):
-                client.reply(service.failure(None, work.seq, work.frame.error))
-                return
-            self._crash_slot.write(f"answering {described(work.frame)} of {client.peer}")
+            self._crash_slot.write(f"answering {described(frame)} of {client.peer}")
             waited_s = self._clock() - work.arrived_at
             if work is self._trim:
                 self._trim = None
             if self._unwanted(work):
                 raise LinkDownError("nobody waits for this chunk any more; it was not run")
-            answer = service.answer(work.frame, work.seq, waited_s, gone=lambda: self._unwanted(work))
+            answer = service.answer(frame, work.seq, waited_s, gone=lambda: self._unwanted(work))
         except OutriggerError as error:
-            self._refuse(work, error)
+            self._refuse(work, frame, error)
         except Exception as error:
-            log.exception("request failed", peer=client.peer, request=work.frame.NAME)
+            log.exception("request failed", peer=client.peer, request=frame.NAME)
             service.mirror.empty()
-            self._refuse(work, EngineError(f"{type(error).__name__}: {error}"))
+            self._refuse(work, frame, EngineError(f"{type(error).__name__}: {error}"))
         else:
             client.reply(answer.frame)
             if answer.closing is not None:
@@ -149,16 +149,15 @@ class ComputeThread:
         assert isinstance(trim.frame, ext.Trim2)
         return trim.frame.n < chunk.pos0 + chunk.n_tok
 
-    def _refuse(self, work: Work, error: OutriggerError) -> None:
-        assert not isinstance(work.frame, Refused)
+    def _refuse(self, work: Work, frame: Frame, error: OutriggerError) -> None:
         n_valid = self._service.mirror.n_valid
-        values = {"peer": work.client.peer, "request": work.frame.NAME, "n_valid": n_valid}
+        values = {"peer": work.client.peer, "request": frame.NAME, "n_valid": n_valid}
         tell = log.info if isinstance(error, LinkDownError) else log.warning
         tell("request refused", **values, error=str(error))
         if work.seq == 0:  # a greeting: there is nothing to go on with
             work.client.fail(error, n_valid)
         else:
-            work.client.reply(self._service.failure(work.frame, work.seq, error))
+            work.client.reply(self._service.failure(frame, work.seq, error))
 
 
 def described(frame: Frame) -> str:

@@ -102,8 +102,9 @@ class TailMirror:
                     raise LinkDownError(
                         f"nobody waits for this chunk any more; its positions [{begin}, {end}) were not run"
                     )
-                last = "last" if want & WANT_LOGITS and stop == end else "none"
-                out = self.span.run(residual[begin - position : stop - position], begin, logits=last)
+                piece = residual[begin - position : stop - position]
+                wants_logits = bool(want & WANT_LOGITS) and stop == end
+                out = self.span.run(piece, begin, logits="last" if wants_logits else "none")
             sections = self.rows(position, end, _wanted_flags(want))
         except BaseException:
             if self.n_valid != before:

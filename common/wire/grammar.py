@@ -91,7 +91,7 @@ ANSWERS: dict[type[Frame], type[Frame]] = {
 PIPELINED = (base.Chunk, ext.Chunk2)
 """Of these, up to `window` may be unanswered; any other request waits until nothing is, save for OVERTAKING."""
 
-OVERTAKING = {ext.Trim2: ext.Chunk2}
+OVERTAKING: dict[type[Frame], type[Frame]] = {ext.Trim2: ext.Chunk2}
 """A request that may be said while others are unanswered: chunks behind the point a TRIM2 goes back to need not be run
 any more. Answers still come in order."""
 

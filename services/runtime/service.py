@@ -141,7 +141,7 @@ class Life:
     async def _move(self, state: State, detail: str = "") -> None:
         """Go to `state` and tell."""
         self.state = state
-        more = {"pid": os.getpid()} if state == "starting" else {}
+        more: dict[str, object] = {"pid": os.getpid()} if state == "starting" else {}
         more |= {"detail": detail} if detail else {}
         log.info(f"process {state}", **more, **self._listens)
         if self._launch is not None:
