@@ -11,7 +11,7 @@ import click
 
 from common.ggml.quantize import STORAGE_TYPES
 from common.model.embedded import embedded_model
-from common.model.geometry import PRESETS, Geometry, preset
+from common.model.geometry import ARCHITECTURES, PRESETS, Geometry, preset
 from common.model.synthetic import write_synthetic
 from services.cli.progress import ByteProgress
 
@@ -39,7 +39,7 @@ def _geometry_options(command: Any) -> Any:
 @click.option(
     "--type", "storage", type=click.Choice(list(STORAGE_TYPES)), help="Of the matrices.  [preset's]"
 )
-@click.option("--arch", type=click.Choice(["qwen35", "llama"]), help="Architecture.  [preset's: qwen35]")
+@click.option("--arch", type=click.Choice(ARCHITECTURES), help="Architecture.  [preset's: qwen35]")
 @click.option("--untied", is_flag=True, help="An output matrix of its own instead of the embedding's.")
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), help="GGUF to take the tokenizer from.  [embedded model]"
