@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes as C
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ DEVICE_CPU, DEVICE_GPU, DEVICE_IGPU, DEVICE_ACCEL = 0, 1, 2, 3
 BUFFER_USAGE_WEIGHTS, BUFFER_USAGE_COMPUTE = 1, 2
 PREC_F32 = 10
 LIBRARIES = ("ggml-base", "ggml-cpu", "ggml")
+SPIN_COUNT = 1000
+"""How often a thread that waits for the others looks before it sleeps, where ggml is built with GNU OpenMP. Its own
+default keeps on looking for milliseconds, several hundred times a token; when other programs want the cores, two
+threads were then 3 to 15 times slower than one."""
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)  # read by the library when it is loaded below
 
 
 class InitParams(C.Structure):

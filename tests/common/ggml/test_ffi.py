@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,3 +70,18 @@ def test_other_struct_layouts_are_refused() -> None:
     )
     with pytest.raises(EngineError, match="other struct layouts"):
         ffi.check_layouts(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "set_to"),
+    [({}, str(ffi.SPIN_COUNT)), ({"OMP_WAIT_POLICY": "active"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+)
+def test_waiting_threads_sleep_soon_unless_somebody_chose_otherwise(
+    given: dict[str, str], set_to: str
+) -> None:
+    outside = {key: os.environ[key] for key in os.environ if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    code = "import os, common.ggml.ffi; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=outside | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == set_to
