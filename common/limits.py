@@ -21,6 +21,14 @@ N_CTX_MAX = 1 << 20
 KV_PAD_TOKENS = 256
 """Attention reads the cache in multiples of this many cells (stock llama.cpp pads alike: needed for bit parity)."""
 
+# --- pages
+PAGE_TOKENS = 4096
+"""Keys of one layer that are attended, moved and kept together."""
+GROUP_PAGES = 4
+"""Pages whose partial results are folded before the groups are: the unit that may be computed elsewhere."""
+PAGE_PAD_TOKENS = 64
+"""Pages are multiples of this many keys, and attention over the newest one reads a multiple of it."""
+
 # --- the cable
 FRAME_BYTES_MAX = 256 * MIB
 """Longest payload a receiver accepts on a binary channel."""
@@ -30,7 +38,8 @@ ERROR_TEXT_BYTES_MAX = 4096
 FINGERPRINT_TEXT_BYTES_MAX = 256 * 1024
 CHUNK_WINDOW_MAX = 16
 """Most residual chunks in flight."""
-CHUNK_WINDOW = 2
+CHUNK_WINDOW = 4
+"""Chunks in flight where the settings say nothing: of these a read uses as many as the way to the worker takes."""
 CHUNK_TOKENS_MAX = 4096
 """Most tokens in one residual chunk."""
 ROW_SECTIONS_MAX = 4 * N_LAYER_MAX
@@ -40,6 +49,10 @@ SNAPSHOTS_MAX = 8
 """Recurrent states a worker keeps; the oldest goes first."""
 WORKER_CLIENTS_MAX = 8
 """Connections a worker reads at once on one channel, greeted or not; one more is closed."""
+
+# --- handing over a tail file
+TAIL_BYTES_MAX = 1 << 40
+TAIL_BLOCKS_MAX = 1 << 18
 
 # --- the bus
 BUS_HWM_MESSAGES = 1024
@@ -84,6 +97,7 @@ SPLIT_TOKENS_MIN = 513
 """Reads of at most 512 new tokens stay on the host."""
 
 assert UBATCH_TOKENS % KV_PAD_TOKENS == 0, "a full ubatch ends on a cache pad"
+assert PAGE_TOKENS % PAGE_PAD_TOKENS == 0 and KV_PAD_TOKENS % PAGE_PAD_TOKENS == 0, "no page ends in a pad"
 assert UBATCH_TOKENS_MIN >= 2, "one row takes other kernels"
 assert UBATCH_TOKENS * N_EMBD_MAX * 4 <= FRAME_BYTES_MAX, "a frame holds one ubatch of f32 residual"
 assert FINGERPRINT_TEXT_BYTES_MAX < FRAME_BYTES_MAX

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from common.config import Settings, WorkerSettings, find_file, load_settings
 from common.engine.engine import Engine
@@ -32,7 +34,10 @@ from device.life import EXIT_SETTING, PROCESS, Life, live
 from device.link_server import LinkServer, listen
 from device.mirror import TailMirror
 from device.service import TailService, Terms
+from device.tail_fetch import TailFetch, parse_source
 
+TAILS_FOLDER = "tails"
+TELL_EVERY_S = 2.0
 COMPUTE_STOP_S = 1.2
 """How long a stop waits for the chunk at hand; after that life leaves without it."""
 
@@ -126,12 +131,33 @@ class Worker:
             self.engine.close()
 
 
+def with_tail(settings: Settings, life: Life, announce: Callable[[str], None]) -> WorkerSettings:
+    """The worker's settings with a tail file that is here: fetched from the bridge when they name one (--from)."""
+    worker = settings.worker
+    if not worker.source:
+        return worker
+    if worker.model:
+        raise SettingError(
+            f"worker.source is {worker.source} and worker.model {worker.model}; give one of them"
+        )
+    source, said_at = parse_source(worker.source), time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at > TELL_EVERY_S or done == total:
+            said_at = time.monotonic()
+            announce(f"tail file: {done / max(total, 1):.0%} of {total / 1e6:.0f} MB")
+
+    path = TailFetch(source, settings.data_dir / TAILS_FOLDER, tell, life.stopping.is_set).run()
+    return replace(worker, model=str(path))
+
+
 def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
     """Run a worker until SIGTERM or SIGINT. Returns the exit code."""
     configure_log(PROCESS, level=settings.log.level, format=settings.log.format)
 
     def body(life: Life) -> None:
-        worker = Worker(settings.worker, life)
+        worker = Worker(with_tail(settings, life, announce), life)
         worker.start()
         life.ready(engine=worker.engine.describe())
         for line in worker.stand_in.tell() if worker.stand_in else ():
@@ -145,6 +171,9 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
 
 @click.command()
 @click.option("--model", "tail", type=click.Path(path_type=Path), help="Tail file, or a whole model.")
+@click.option(
+    "--from", "tail_from", metavar="HOST[:PORT]", help="Fetch the tail file from the host's bridge."
+)
 @click.option("--host", "listen_host", help="Address to listen on: loopback or link-local.  [127.0.0.1]")
 @click.option("--port", "listen_port", type=int, help="Residual port; 0 takes a free one.  [50060]")
 @click.option("--control-port", "listen_control_port", type=int, help="Control port.  [50061]")

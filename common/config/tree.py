@@ -68,10 +68,17 @@ class HostSettings(Leaf, frozen=True):
         _says("layout of the weights in memory; repack is faster on most processors"),
     ] = "repack"
     split: Annotated[Literal["on", "off"], _says("whether a worker may take part in reading prompts")] = "on"
-    split_layer: Annotated[LayerNumber | None, _says("first layer that the worker runs")] = None
+    split_layer: Annotated[
+        LayerNumber | None,
+        _says("first layer that the worker runs; unset: chosen from both sides' measured times"),
+    ] = None
     split_tokens_min: Annotated[
         int, _says("shortest read, in new tokens, that uses the worker", ge=2, le=limits.N_CTX_MAX)
     ] = limits.SPLIT_TOKENS_MIN
+    split_guard: Annotated[
+        Literal["on", "off"],
+        _says("whether a read leaves a worker that does not make it faster; off: it takes part all the same"),
+    ] = "on"
     short_ctx: Annotated[
         int,
         _says(
@@ -190,6 +197,16 @@ class BridgeSettings(Leaf, frozen=True):
     answer_s_min: Annotated[
         float, _says("seconds below which no answer of the worker counts as late", gt=0, le=3600)
     ] = 3.0
+    tail_file: Annotated[str, _says("tail file that workers may fetch (`outrigger worker --from`)")] = ""
+    tail_host: Annotated[
+        str,
+        _says(
+            "address where the tail file is served: loopback, or this machine's on the cable", min_length=1
+        ),
+    ] = "127.0.0.1"
+    tail_port: Annotated[
+        int, _says("port where the tail file is served; 0 takes a free one", ge=0, le=65_535)
+    ] = 50_063
     chunk_window: Annotated[int, _says("residual chunks in flight", ge=1, le=limits.CHUNK_WINDOW_MAX)] = (
         limits.CHUNK_WINDOW
     )
@@ -199,6 +216,9 @@ class WorkerSettings(Leaf, frozen=True):
     """The far end of the cable: `outrigger worker`."""
 
     model: Annotated[str, _says("tail file, or a whole model", flat="tail")] = ""
+    source: Annotated[
+        str, _says("HOST or HOST:PORT of a bridge to fetch the tail file from", flat="tail_from")
+    ] = ""
     host: Annotated[
         str, _says("address the worker listens on: loopback or link-local", flat="listen_host", min_length=1)
     ] = "127.0.0.1"

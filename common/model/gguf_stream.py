@@ -35,8 +35,16 @@ class GgufStream:
     last tensor renames the file into place; leaving it by an exception, or too early, removes it.
     """
 
-    def __init__(self, out: Path, architecture: str, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        architecture: str,
+        progress: Progress | None = None,
+        sink: BinaryIO | None = None,
+    ) -> None:
+        """sink: write there instead, in order, without looking back; `out` then only names a folder for the header."""
         self.out = out
+        self._sink = sink
         self._part = out.with_name(f".{out.name}.{os.getpid()}.part")
         self._header = GGUFWriter(None, architecture)
         self._progress = progress
@@ -70,7 +78,7 @@ class GgufStream:
         folder = self.out.absolute().parent
         if not folder.is_dir():
             raise ModelError(f"cannot write {self.out}: the folder {folder} does not exist")
-        needed = self.data_bytes_total + DISK_RESERVE_BYTES
+        needed = (0 if self._sink else self.data_bytes_total) + DISK_RESERVE_BYTES
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ModelError(
@@ -82,8 +90,12 @@ class GgufStream:
         self._header.write_kv_data_to_file()
         self._header.write_ti_data_to_file()
         self._header.close()
-        self._file = open(self._part, "ab")  # noqa: SIM115  closed by __exit__
-        self._pad(self._file.tell())
+        if self._sink is None:
+            self._file = open(self._part, "ab")  # noqa: SIM115  closed by __exit__
+        else:
+            self._file = self._sink
+            self._sink.write(self._part.read_bytes())
+        self._pad(self._part.stat().st_size)
 
     def write(self, blocks: Iterable[memoryview | bytes]) -> None:
         """The data of the next declared tensor, as buffers one after the other."""
@@ -113,12 +125,14 @@ class GgufStream:
     ) -> None:
         complete = error is None and self._file is not None and self._written == len(self._sizes)
         try:
-            if self._file is not None:
+            if self._sink is not None:
+                self._sink.flush()
+            elif self._file is not None:
                 if complete:
                     self._file.flush()
                     os.fsync(self._file.fileno())
                 self._file.close()
-            if complete:
+            if complete and self._sink is None:
                 os.replace(self._part, self.out)
         finally:
             self._part.unlink(missing_ok=True)

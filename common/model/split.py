@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import ModelError, SettingError
 from common.ggml.header import StringArray, TensorInfo, read_header
@@ -90,9 +90,16 @@ def plan_split(spec: ModelSpec, layer: int | None = None, any_layer: bool = Fals
 
 
 def write_tail(
-    path: Path, layer: int, out: Path, head: bool = True, progress: Progress | None = None
+    path: Path,
+    layer: int,
+    out: Path,
+    head: bool = True,
+    progress: Progress | None = None,
+    sink: BinaryIO | None = None,
 ) -> None:
     """Writes layers [layer, n) of the model `path`, and its output head unless head is False, to the file `out`.
+
+    sink: a pipe or the like to write to instead; `out` then only names it and a folder for some kilobytes.
 
     Layers are numbered as in the whole model, also when `path` is itself a tail. Nothing appears at `out` before it
     is complete; tensor data is copied in blocks. Raises SettingError (layer), ModelError (files, disk).
@@ -105,7 +112,7 @@ def write_tail(
         raise ModelError(f"{path} has no output head to copy; write its tail without one (--no-head)")
     tensors = dict(_renamed(spec, plan, head))
     metadata = _metadata(spec, read_header(path).metadata, plan, head)
-    with path.open("rb", buffering=0) as source, GgufStream(out, spec.arch, progress) as file:
+    with path.open("rb", buffering=0) as source, GgufStream(out, spec.arch, progress, sink) as file:
         for key, value in metadata.items():
             file.add_key(key, value)
         for name, info in tensors.items():

@@ -34,22 +34,32 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(model: Path, *flags: str, n_ctx: int = 1024) -> Iterator[WorkerProcess]:
-    """`python -m device.worker` with `model`; ended at the end, by force if it must be."""
+def worker_process(
+    model: Path | None, *flags: str, n_ctx: int = 1024, folder: Path | None = None
+) -> Iterator[WorkerProcess]:
+    """`python -m device.worker` with `model`; ended at the end, by force if it must be.
+
+    model None: the flags say where it comes from. folder: of its log and data; default the model's.
+    """
+    folder = folder or model.parent
     command = [
         sys.executable,
         "-m",
         "device.worker",
-        "--model",
-        str(model),
         "--n-ctx",
         str(n_ctx),
         "--threads",
         "1",
     ]
+    command += [] if model is None else ["--model", str(model)]
     command += ["--port", "0", "--control-port", "0", *flags]
-    log = (model.parent / "worker.log").open("ab")
-    environ = {**os.environ, "OUTRIGGER_PARENT_PID": str(os.getpid()), "OUTRIGGER_CONFIG": ""}
+    log = (folder / "worker.log").open("ab")
+    environ = {
+        **os.environ,
+        "OUTRIGGER_PARENT_PID": str(os.getpid()),
+        "OUTRIGGER_CONFIG": "",
+        "OUTRIGGER_DATA_DIR": str(folder),
+    }
     process = subprocess.Popen(
         command, cwd=CHECKOUT, env=environ, stdout=subprocess.PIPE, stderr=log, text=True
     )
