@@ -114,7 +114,7 @@ def _watch(life: Life, body: Callable[[Life], None], parent_pid: int | None) -> 
             life.state = "draining"
             stop_at = time.monotonic() + STOP_S_MAX
             life.stopping.set()
-    return _end(life, ended=not thread.is_alive())
+    return _end(life)
 
 
 def _reason_to_stop(numbers: bytes, parent_pid: int | None) -> str:
@@ -126,21 +126,25 @@ def _reason_to_stop(numbers: bytes, parent_pid: int | None) -> str:
     return ""
 
 
-def _end(life: Life, *, ended: bool) -> int:
-    """The last line, and the exit code; a body that is still in native code is left behind."""
+def _end(life: Life) -> int:
+    """The last line, and the exit code. Threads that are still in native code are left behind.
+
+    An interpreter that ends while one computes, daemon or not, frees what it works on.
+    """
     error = life.error
     code = EXIT_OK
     if error is not None:
         code = EXIT_SETTING if isinstance(error, SettingError) else EXIT_FAILED
         if not isinstance(error, OutriggerError):
             log.error("process failed", exc_info=error)
-    life.move("stopped", in_native_code=not ended)
+    threads_left = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+    life.move("stopped", threads_left=threads_left)
     if error is not None:
         words = str(error) if isinstance(error, OutriggerError) else f"{type(error).__name__}: {error}"
         sys.stderr.write(f"{PROCESS}: {' '.join(words.split())}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    if not ended:
+    if threads_left:
         os._exit(code)
     return code
 

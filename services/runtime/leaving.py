@@ -43,12 +43,15 @@ def report_failure(process: str, error: BaseException) -> int:
     return EXIT_SETTING if isinstance(error, SettingError) else EXIT_FAILED
 
 
-def threads_ended(threads: ThreadPoolExecutor, prefix: str) -> bool:
-    """End the threads of a pool, whose names begin with `prefix`; False when one of them does not hear."""
-    threads.shutdown(wait=False, cancel_futures=True)
+def threads_ended(pool: ThreadPoolExecutor) -> bool:
+    """End the threads of a pool and wait a moment for all others; False when one of them does not hear.
+
+    Daemon threads count, too: an interpreter that ends frees what a thread in native code still works on.
+    """
+    pool.shutdown(wait=False, cancel_futures=True)
     give_up_at = time.monotonic() + THREADS_S
     for thread in threading.enumerate():
-        if thread.name.startswith(prefix):
+        if thread is not threading.current_thread():
             thread.join(max(0.0, give_up_at - time.monotonic()))
             if thread.is_alive():
                 return False

@@ -193,7 +193,7 @@ def run_service(
     failure = runner.run(_live(Life(process, settings, Metrics(process), note), body, metrics_port))
     code = EXIT_OK if failure is None else report_failure(process, failure)
     note.remove()
-    if not threads_ended(threads, THREAD_PREFIX):
+    if not threads_ended(threads):
         leave(code)
     runner.close()
     return code

@@ -255,6 +255,16 @@ def test_a_thread_that_does_not_hear_does_not_keep_the_process(start):
     assert "process stopped" in child.text()
 
 
+def test_the_interpreter_does_not_end_under_a_daemon_thread(start):
+    """What a thread in native code works on would be freed under it."""
+    computes = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    child = start(f"import atexit, threading\natexit.register(print, 'freed')\n{computes}\n{WAITS}")
+    child.wait_for("process serving")
+    child.process.terminate()
+    assert child.end() == 0
+    assert "freed" not in child.text()
+
+
 def test_what_runs_may_end_within_the_drain_it_asked_for(start):
     child = start(f"life.allow_drain(20)\n{WAITS}; await asyncio.sleep(2.5)")
     child.wait_for("process serving")
