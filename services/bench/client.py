@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from services.runtime.endpoints import route_endpoint
 CREDIT = 1 << 20
 """Benches take every token at once."""
 ANSWER_S_MAX = 1200.0
+NEVER = -100.0
+"""What is added to the logit of a token that should not be chosen."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Answer:
     first_token_s: float
     """From sending the request to its first token."""
     total_s: float
+    logprobs: tuple[float, ...] = ()
+    """Of each token, when they were asked for."""
 
 
 class HostClient:
@@ -54,10 +59,31 @@ class HostClient:
                 return received.message
         return None
 
-    def start(self, prompt: NDArray[np.int32], max_tokens: int) -> str:
-        """Send a greedy request; returns its id. Follow it with `finish`."""
+    def start(
+        self,
+        prompt: NDArray[np.int32],
+        max_tokens: int,
+        *,
+        turn_end_id: int | None = None,
+        top_logprobs: int | None = None,
+    ) -> str:
+        """Send a greedy request; returns its id. Follow it with `finish`.
+
+        turn_end_id: a token the host is told of as one that ends turns, and that is hardly ever chosen.
+        """
         request_id = next(self._names)
-        ask = m.Generate(request_id, len(prompt), max_tokens, m.Sampling(), (), ANSWER_S_MAX, CREDIT)
+        stops = () if turn_end_id is None else (turn_end_id,)
+        sampling = m.Sampling(logit_bias=tuple((stop, NEVER) for stop in stops))
+        ask = m.Generate(
+            request_id,
+            len(prompt),
+            max_tokens,
+            sampling,
+            stops,
+            ANSWER_S_MAX,
+            CREDIT,
+            top_logprobs=top_logprobs,
+        )
         self._asker.send(ask, np.ascontiguousarray(prompt, np.int32))
         return request_id
 
@@ -73,22 +99,29 @@ class HostClient:
             return message
         raise ServiceError(f"request {request_id}: nothing came for {timeout_s:g} s")
 
-    def generate(self, prompt: NDArray[np.int32], max_tokens: int) -> Answer:
-        """Read `prompt` and write up to max_tokens tokens, greedily and without stop tokens."""
+    def generate(self, prompt: NDArray[np.int32], max_tokens: int, **how: int | None) -> Answer:
+        """Read `prompt` and write max_tokens tokens, greedily. how: as in `start`."""
         started_s = time.monotonic()
-        return self.finish(self.start(prompt, max_tokens), started_s)
+        return self.finish(self.start(prompt, max_tokens, **how), started_s)
 
-    def finish(self, request_id: str, started_s: float) -> Answer:
-        """Collect a started request to its end."""
+    def finish(
+        self, request_id: str, started_s: float, on_token: Callable[[int, int], None] = lambda _index, _id: None
+    ) -> Answer:
+        """Collect a started request to its end. on_token gets the index and id of each token when it comes."""
         token_ids: list[int] = []
+        logprobs: list[float] = []
         first_s = 0.0
         while True:
             event = self.next_event(request_id)
             if isinstance(event, m.TokenReady):
                 first_s = first_s or time.monotonic() - started_s
                 token_ids.append(event.token_id)
+                on_token(event.index, event.token_id)
+                if event.logprobs is not None:
+                    logprobs.append(event.logprobs.logprob)
             elif isinstance(event, m.Finished):
-                return Answer(tuple(token_ids), event.report, first_s, time.monotonic() - started_s)
+                total_s = time.monotonic() - started_s
+                return Answer(tuple(token_ids), event.report, first_s, total_s, tuple(logprobs))
 
     def close(self) -> None:
         self._asker.close()

@@ -1,7 +1,7 @@
 """`outrigger verify`: proves on this machine that answers do not depend on the worker. Exit 1 when they do.
 
-Parts: --split (the default) compares token ids with and without a worker; --parity compares the engine's logits with
-stock llama.cpp of the same build.
+Parts: --split (the default) compares token ids with and without a worker; --turns compares chats that reuse what was
+read before with reading everything again; --parity compares the engine's logits with stock llama.cpp of the same build.
 """
 
 from __future__ import annotations
@@ -19,12 +19,24 @@ from services.bench.report import Report, report_options
     "--split", "part", flag_value="split", default="split", help="With and without worker.  [default]"
 )
 @click.option(
+    "--turns",
+    "part",
+    flag_value="turns",
+    help="Chats that reuse earlier turns against reading everything again.",
+)
+@click.option(
     "--parity", "part", flag_value="parity", help="The engine against stock llama.cpp, bit for bit."
+)
+@click.option(
+    "--faults",
+    "part",
+    flag_value="faults",
+    help="Every fault of the cable and the worker at every moment, and kill -9 of each process.",
 )
 @report_options
 def command(part: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
     """Compare answers that must be equal. Starts its own processes on free ports; nothing running is touched."""
-    run = {"split": _split, "parity": _parity}[part]
+    run = {"split": _split, "turns": _turns, "parity": _parity, "faults": _faults}[part]
     if not run(as_json=as_json, quick=quick, results_folder=results_folder):
         raise SystemExit(1)
 
@@ -44,6 +56,22 @@ def _split(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     return totals.passed
 
 
+def _turns(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+    verify = import_module("services.bench.verify_turns")
+    labels = "+".join(label for label, _path in verify.models(quick))
+    report = Report("verify_turns", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    totals = verify.verify_turns(report)
+    report.figure("compared", totals.compared, compared=totals.compared)
+    report.figure("equal", totals.equal)
+    report.figure("reread_tokens_max", totals.reread_tokens_max)
+    report.figure("tokens_cache", totals.tokens_cache, tokens_cache=totals.tokens_cache)
+    report.figure("tokens_worker", totals.tokens_worker, tokens_worker=totals.tokens_worker)
+    for difference in totals.differences:
+        click.echo(f"DIFFERENT {difference}", err=True)
+    report.finish()
+    return totals.passed
+
+
 def _parity(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     parity = import_module("services.bench.parity")
     report = Report("verify_parity", "", as_json=as_json, quick=quick, results_folder=results_folder)
@@ -52,3 +80,14 @@ def _parity(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     report.figure("equal", equal)
     report.finish()
     return compared == equal
+
+
+def _faults(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+    verify = import_module("services.bench.verify_faults")
+    labels = "+".join(label for label, _path in verify.fault_models(quick))
+    report = Report("verify_faults", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    counts = verify.verify_faults(report)
+    for problem in counts.problems:
+        click.echo(f"PROBLEM {problem}", err=True)
+    report.finish()
+    return bool(counts.passed)
