@@ -20,9 +20,9 @@ from typing import Any, Protocol, get_args, get_type_hints
 from common.errors import RequestError, SettingError
 from common.limits import CONTROL_LINE_BYTES_MAX, WORKER_CLIENTS_MAX
 from common.log import get_log
+from common.wire.cable_peers import may_connect
 from common.wire.messages import ShowPhase
 from device import facts
-from device.link_server import may_connect
 
 log = get_log()
 

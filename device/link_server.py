@@ -7,7 +7,6 @@ device.session on a thread of its own, and all work goes to the compute thread.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
@@ -19,23 +18,13 @@ from common.errors import ServiceError, WorkerBusyError
 from common.limits import WORKER_CLIENTS_MAX
 from common.log import get_log
 from common.wire.cable_options import cable_options
+from common.wire.cable_peers import may_connect
 from device.compute import ComputeThread
 from device.session import Session, SessionSocket
 
 log = get_log()
 
 PING_WAIT_S = 1.0
-
-
-def may_connect(address: str) -> bool:
-    """Loopback and link-local addresses may; everything else may not."""
-    try:
-        ip = ipaddress.ip_address(address.split("%", 1)[0])
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return ip.is_loopback or ip.is_link_local
 
 
 def listen(host: str, port: int) -> socket.socket:

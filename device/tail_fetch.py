@@ -21,8 +21,8 @@ from common.errors import LinkDownError, ModelError, OutriggerError, RemoteProto
 from common.limits import MIB
 from common.log import get_log
 from common.model.spec import ModelSpec
+from common.wire.cable_peers import may_connect
 from common.wire.tail_file import FILE_PATH, MANIFEST_PATH, Manifest, Progress, parse_manifest
-from device.link_server import may_connect
 
 log = get_log()
 

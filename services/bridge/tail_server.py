@@ -10,7 +10,6 @@ The manifest is made once, on a thread, when somebody first asks. Runs on the br
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,23 +18,13 @@ from aiohttp import web
 
 from common.errors import ModelError, ServiceError
 from common.log import get_log
+from common.wire.cable_peers import may_connect
 from common.wire.tail_file import FILE_PATH, MANIFEST_PATH, Manifest, manifest_of
 
 log = get_log()
 
 SHUTDOWN_S = 0.5
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def may_fetch(address: str) -> bool:
-    """Loopback and link-local addresses may; the file is nobody else's business."""
-    try:
-        ip = ipaddress.ip_address(address.split("%", 1)[0])
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return ip.is_loopback or ip.is_link_local
 
 
 class TailServer:
@@ -83,7 +72,7 @@ class TailServer:
     @web.middleware
     async def _admit(self, request: web.Request, handler: Answering) -> web.StreamResponse:
         peer = request.remote or ""
-        if not may_fetch(peer):
+        if not may_connect(peer):
             self.turned_away += 1
             log.warning("tail client turned away", peer=peer)
             raise web.HTTPForbidden(text="only loopback and link-local addresses may fetch the tail file\n")

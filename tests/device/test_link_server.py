@@ -13,8 +13,9 @@ import pytest
 
 from common.errors import ServiceError
 from common.limits import WORKER_CLIENTS_MAX
+from common.wire.cable_peers import may_connect
 from device.facts import thermal_of
-from device.link_server import LinkServer, listen, may_connect
+from device.link_server import LinkServer, listen
 
 
 @pytest.mark.parametrize(
