@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
 from common.config import BridgeSettings
 from common.log import get_log
@@ -102,14 +101,8 @@ class Search:
     async def close(self) -> None:
         """End the forward, if one runs."""
         child, self._forward = self._forward, None
-        if child is None or child.returncode is not None:
-            return
-        child.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await child.wait()
-        if child.returncode is None:
-            child.kill()
+        if child is not None:
+            await usbmux_forward.end_child(child, STOP_S)
 
 
 def _free_port() -> int:

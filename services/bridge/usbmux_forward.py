@@ -42,6 +42,18 @@ def parse_ports(arguments: list[str]) -> list[tuple[int, int]]:
     return ports
 
 
+async def end_child(child: asyncio.subprocess.Process, within_s: float = STOP_S) -> None:
+    """Ask a process to end, and kill it when it does not."""
+    if child.returncode is not None:
+        return
+    child.terminate()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await child.wait()
+    if child.returncode is None:
+        child.kill()
+
+
 async def keep_running(command: list[str]) -> None:
     """Run a command again and again until this task is cancelled; then end it."""
     while True:
@@ -52,13 +64,7 @@ async def keep_running(command: list[str]) -> None:
             await child.wait()
             await asyncio.sleep(AGAIN_S)
         finally:
-            if child.returncode is None:
-                child.terminate()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_S):
-                        await child.wait()
-                if child.returncode is None:
-                    child.kill()
+            await end_child(child)
 
 
 async def forward(commands: list[list[str]], parent_pid: int | None) -> None:
