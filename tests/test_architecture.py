@@ -92,15 +92,18 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> tuple[tuple[int, str], ...]:
     """(line, module) of every import, wherever it stands; relative ones resolved, `from a import b` told as a.b."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = place(path).split("/")[: -node.level] if node.level else []
             origin = ".".join([*above, *filter(None, [node.module])])
-            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+            found += ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+    return tuple(found)
 
 
 def may_import(path: Path, name: str) -> bool:

@@ -11,18 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
-from common.engine.engine import Engine
 from common.errors import ModelError, SettingError
 from common.ggml.header import read_header
-from common.ggml.stock import StockContext, StockModel
 from common.model.geometry import Geometry
 from common.model.gguf import GgufFile
 from common.model.spec import ModelSpec
 from common.model.split import plan_split, write_tail
 from common.model.synthetic import write_synthetic
+from tests.common.model.stock_tail import our_logits, stock_logits
 
 SMALL = Geometry(n_layer=8, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, head_dim=32, n_vocab=100, state_dim=32)
 
@@ -130,21 +127,9 @@ def test_both_ends_name_their_common_layers_alike(model: Path, tmp_path: Path) -
 
 
 def test_stock_computes_with_a_tail_what_our_engine_does(model: Path, tmp_path: Path) -> None:
-    """Stock turns token ids into rows of the tail's one matrix; our span is given the same rows as a residual."""
-    out, layer, tokens = tmp_path / "tail.gguf", 5, np.arange(30)
-    write_tail(model, layer, out)
-    stock_model = StockModel(out, repack=False)
-    stock = StockContext(stock_model, n_ctx=256)
-    wanted = stock.decode(tokens, 0, "all")
-    stock.close()
-    stock_model.close()
-    file = GgufFile(out)
-    info = file.tensor("token_embd.weight")
-    rows = file.tensor_bytes(info.name).reshape(info.shape[1], -1)[tokens]
-    residual = dequantize(rows, GGMLQuantizationType(info.type))
-    with Engine.load(out, n_ctx=256, weights="plain") as engine:
-        assert np.array_equal(engine.span(layer, 8).run(residual, 0, "all"), wanted)
-    file.close()
+    out = tmp_path / "tail.gguf"
+    write_tail(model, 5, out)
+    assert np.array_equal(our_logits(out, 5, 8), stock_logits(out))
 
 
 def test_the_tokenizer_stays_behind(smollm2: Path, tmp_path: Path) -> None:
