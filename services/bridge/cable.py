@@ -12,7 +12,7 @@ import os
 import socket
 from typing import Any
 
-from common.errors import LinkDeadlineError, LinkDownError, LinkError
+from common.errors import LinkDeadlineError, LinkDownError, OutriggerError
 from common.metrics import Metrics
 from common.wire.cable_options import cable_options
 from common.wire.deadlines import AckClock
@@ -35,6 +35,9 @@ class Cable:
         self.link = Link(Role.HOST, clock=clock)
         self.connected = False
         self.last_heard = now
+        self._failure: OutriggerError | None = None
+        """What ended this connection, told once everything that came before it was taken."""
+        self._deaf = False
         self._address = f"{address[0]}:{address[1]}"
         self._count = {
             (direction, kind): metrics.adder("link_bytes_total", direction=direction, kind=kind)
@@ -67,10 +70,14 @@ class Cable:
 
     def due_at(self) -> float | None:
         """When `check` would next find fault."""
+        if self._failure is not None:
+            return 0.0
         return self.link.due_at() if self.connected else self._connect_by
 
     def check(self, now: float) -> None:
-        """Raise LinkDeadlineError when the connection or the oldest answer is overdue."""
+        """Raise what went wrong when all was received, or LinkDeadlineError when something is overdue."""
+        if self._failure is not None:
+            raise self._failure
         if not self.connected:
             if now > self._connect_by:
                 raise self._cannot_connect(f"no answer within {CONNECT_S_MAX:g} s")
@@ -82,7 +89,7 @@ class Cable:
             )
 
     def send(self, frame: Frame, now: float, *, epoch: int = 0, tag: Any = None) -> None:
-        """Queue a frame and send what the socket takes. Raises LocalProtocolError, LinkError."""
+        """Queue a frame and send what the socket takes; `check` tells when it is broken. Raises LocalProtocolError."""
         buffers = self.link.send(frame, now, epoch=epoch, tag=tag)
         n_bytes = sum(len(buffer) for buffer in buffers)
         self._count["out", byte_kind(frame.TYPE)](n_bytes)
@@ -90,7 +97,7 @@ class Cable:
         self._flush()
 
     def turn(self, now: float) -> list[Arrived]:
-        """Send and receive what is possible now; the frames that arrived, in order."""
+        """Send and receive what is possible now; the frames that arrived, in order. Raises LinkError when none did."""
         if not self.connected:
             code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -101,6 +108,9 @@ class Cable:
                 return []  # still connecting
             self.connected = True
         self._flush()
+        if self._deaf:
+            assert self._failure is not None, "it became deaf by a failure"
+            raise self._failure
         return self._receive(now)
 
     def _cannot_connect(self, why: str) -> LinkDownError:
@@ -110,48 +120,51 @@ class Cable:
 
     def _flush(self) -> None:
         try:
-            while self._writer and self.connected:
+            while self._writer and self.connected and self._failure is None:
                 self._writer.advance(self._sock.sendmsg(self._writer.buffers()))
         except BlockingIOError:
             return
         except OSError as error:
             # What the worker said before it closed may still be readable, and says more than "broken pipe".
-            self._last_words(error)
+            self._failure = self._broke(error)
 
     def _receive(self, now: float) -> list[Arrived]:
+        """The frames that arrived. What came whole counts, whatever is wrong behind it; `check` tells that."""
         arrived: list[Arrived] = []
-        for _ in range(RECV_TURNS_MAX):
-            buffer = self._reader.buffer()
-            try:
-                n = self._sock.recv_into(buffer)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                raise LinkDownError(
-                    f"the link to {self._address} broke: {error.strerror or error}"
-                ) from error
-            if n == 0:
-                if arrived:
-                    break  # they come first; the next turn finds the end again
-                raise LinkDownError(f"the worker at {self._address} closed the link")
-            self.last_heard = now
-            for raw in self._reader.advance(n):
-                self._count["in", byte_kind(raw.type)](HEADER.size + len(raw.payload))
-                event = self.link.receive(raw, now)
-                if isinstance(event, Arrived):
-                    arrived.append(event)
-                elif isinstance(event, Refused):
-                    raise event.error
-            if n < len(buffer):
-                break  # that was all there is
+        try:
+            for _ in range(RECV_TURNS_MAX):
+                if not self._receive_once(now, arrived):
+                    break
+        except OutriggerError as error:
+            self._deaf = True
+            self._failure = self._failure or error
+            if not arrived:
+                raise self._failure from error
         return arrived
 
-    def _last_words(self, cause: OSError) -> None:
-        """After a failed send: raise LinkError, with the worker's complaint if it left one."""
-        text = cause.strerror or str(cause)
-        for event in self._receive(self.last_heard):
-            text = getattr(event.frame, "text", text)
-        raise LinkError(f"the link to {self._address} broke: {text}", cause="down")
+    def _receive_once(self, now: float, arrived: list[Arrived]) -> bool:
+        """Receive what fits the buffer, add the frames to `arrived`; whether there may be more."""
+        buffer = self._reader.buffer()
+        try:
+            n = self._sock.recv_into(buffer)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._broke(error) from error
+        if n == 0:
+            raise LinkDownError(f"the worker at {self._address} closed the link")
+        self.last_heard = now
+        for raw in self._reader.advance(n):
+            self._count["in", byte_kind(raw.type)](HEADER.size + len(raw.payload))
+            event = self.link.receive(raw, now)
+            if isinstance(event, Arrived):
+                arrived.append(event)
+            elif isinstance(event, Refused):
+                raise event.error
+        return n == len(buffer)
+
+    def _broke(self, error: OSError) -> LinkDownError:
+        return LinkDownError(f"the link to {self._address} broke: {error.strerror or error}")
 
     def abandon(self) -> list[Pending]:
         """Close the connection. Returns the requests that will not be answered, oldest first."""
