@@ -23,7 +23,6 @@ from common.errors import (
     LinkDeadlineError,
     LinkDownError,
     LinkError,
-    OutOfMemoryError,
     ProtocolError,
     StaleEpochError,
 )
@@ -301,4 +300,4 @@ def _failure(answer: m.LinkFailed) -> LinkError:
         return LinkDeadlineError(text)
     if answer.code == StaleEpochError.code:
         return StaleEpochError(text)
-    return LinkError(text, cause="memory" if answer.code == OutOfMemoryError.code else "refused")
+    return LinkError(text, cause=answer.cause)

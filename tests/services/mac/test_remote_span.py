@@ -155,7 +155,7 @@ def test_a_spoiled_answer_raises_and_says_how(name):
         (LinkDeadlineError.code, LinkDeadlineError, "deadline"),
         (StaleEpochError.code, StaleEpochError, "stale_epoch"),
         (OutOfMemoryError.code, LinkError, "memory"),
-        (400, LinkError, "refused"),
+        (400, LinkError, "word"),
     ],
 )
 def test_a_failure_told_by_the_bridge_keeps_its_kind(code, error, cause):
