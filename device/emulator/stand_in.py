@@ -112,7 +112,7 @@ class StandIn:
 
     def commands(self) -> dict[str, Callable[[list[str]], dict[str, Any]]]:
         """Further commands of the control channel, by name."""
-        return {"fault": self._fault, "faults": self._faults}
+        return {"fault": self._fault, "faults": self._faults, "disarm": self._disarm}
 
     def _fault(self, words: list[str]) -> dict[str, Any]:
         """`fault SCRIPT`: arm more, counted from now. Raises SettingError."""
@@ -128,6 +128,10 @@ class StandIn:
             "fired": [str(fault) for fault in self.gate.fired],
             "armed": [str(fault) for fault in self.gate.armed],
         }
+
+    def _disarm(self, _words: list[str]) -> dict[str, Any]:
+        """`disarm`: what is still armed will not happen."""
+        return {"ok": True, "disarmed": self.gate.disarm()}
 
     # --- what faults do
 

@@ -75,6 +75,10 @@ class Processes:
         """Process ids of the children."""
         return [child.pid for child in self._children.values()]
 
+    def pid(self, name: str) -> int:
+        """Process id of one child."""
+        return self._children[name].pid
+
     def check(self) -> None:
         """Raise ServiceError if a process has ended by itself."""
         for name, child in self._children.items():

@@ -68,6 +68,15 @@ class Rig:
         settings = self._settings_of[seat.name]
         self.processes.start(f"{seat.name}-worker", "device.worker", settings, self.worker_core)
 
+    def settings(self, seat: Seat) -> Settings:
+        """What a seat's processes were started with."""
+        return self._settings_of[seat.name]
+
+    def pids(self, seat: Seat) -> dict[str, int]:
+        """Process ids of a seat by part: mac, and bridge and worker when it splits."""
+        parts = ("mac", "bridge", "worker") if seat.split_layer else ("mac",)
+        return {part: self.processes.pid(f"{seat.name}-{part}") for part in parts}
+
     def status(self, seat: Seat) -> HostStatus:
         """The host's status. Raises ServiceError when it does not answer."""
         found: list[HostStatus] = []
