@@ -76,8 +76,8 @@ class Chat:
 def scripts(text: Text, roles: Roles, end_id: int) -> dict[str, Script]:
     """The courses a chat may take, by name."""
 
-    def chat(**how: bool) -> Chat:
-        return Chat(text, roles, end_id, **how).say("system", 40)
+    def chat(*, drops_reasoning: bool = False) -> Chat:
+        return Chat(text, roles, end_id, drops_reasoning=drops_reasoning).say("system", 40)
 
     return {
         "regenerate": regenerate(chat()),

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,10 @@ N_CTX = 4096
 SPLIT_TOKENS_MIN = 257
 """So that the worker takes part in ordinary turns."""
 IDLE_S_MAX = 60.0
-WARM = {"split_tokens_min": SPLIT_TOKENS_MIN}
+WARM: dict[str, Any] = {"split_tokens_min": SPLIT_TOKENS_MIN}
 QUICK_REAL_SCRIPTS = ("edit",)
 """What a quick run does with the model that is not tiny."""
-COLD = {"short_ctx": 0, "canonical": "off"}
+COLD: dict[str, Any] = {"short_ctx": 0, "canonical": "off"}
 
 
 @dataclass
