@@ -154,7 +154,7 @@ def test_a_spoiled_answer_raises_and_says_how(name):
         (LinkDownError.code, LinkDownError, "down"),
         (LinkDeadlineError.code, LinkDeadlineError, "deadline"),
         (StaleEpochError.code, StaleEpochError, "stale_epoch"),
-        (OutOfMemoryError.code, LinkError, "memory"),
+        (OutOfMemoryError.code, LinkError, "word"),
         (400, LinkError, "word"),
     ],
 )
