@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.crash_note import Slot
-from common.errors import LinkError, OutriggerError, RequestError
+from common.errors import LinkError, OutOfMemoryError, OutriggerError, RequestError
 from common.log import bound, get_log
 from common.wire import messages as m
 from services.mac.lane import Emit, Lane
@@ -24,7 +24,7 @@ from services.mac.read import Read
 from services.mac.remote_span import RemoteSpan, ResidualChannel
 from services.mac.requests import Request, RequestQueue
 from services.mac.rows_check import TailRows
-from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step
+from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step, short_lane_is_home
 from services.mac.sequence import SNAPSHOT_BYTES_MAX, HeldSequence
 from services.mac.tally import Tally
 from services.mac.worker import Worker
@@ -111,12 +111,15 @@ class Compute:
         )
 
     def _admit(self) -> None:
-        """Fill free lanes: whoever outgrew the short lane first, then who waits longest and may go there."""
+        """Fill free lanes: whoever outgrew the short lane first, then who waits longest and may go there.
+
+        A short request goes where its conversation is, or where it pushes out less of another one.
+        """
         main, short = self._main, self._short
         if main.turn is None and short and short.step is Step.MOVE:
             self._guarded(short, lambda: main.take_over(short))
         if main.turn is None and (request := self.queue.take()):
-            self._enter(main, request)
+            self._enter(self._home(request), request)
         if main.turn and short and short.turn is None and (request := self.queue.take(self._is_short)):
             self._enter(short, request)
 
@@ -124,6 +127,21 @@ class Compute:
         assert self._short is not None
         n_prompt, sequence = len(request.tokens), self._short.sequence
         return n_prompt < sequence.n_ctx and n_prompt - sequence.reusable(request.tokens) <= SHORT_TOKENS_MAX
+
+    def _home(self, request: Request) -> Lane:
+        """The lane for `request` when the main lane is free."""
+        main, short = self._main, self._short
+        if short is None or short.turn is not None:
+            return main
+        offers = [lane.sequence.offer(request.tokens) for lane in (main, short)]
+        if self._is_short(request):
+            return short if short_lane_is_home(*offers) else main
+        if offers[1].reused > offers[0].reused:
+            try:
+                main.sequence.adopt(short.sequence)
+            except (OutriggerError, MemoryError):
+                log.exception("a conversation could not move to the main lane; it will be read again")
+        return main
 
     def _enter(self, lane: Lane, request: Request) -> None:
         with bound(request_id=request.ask.request_id):
@@ -171,6 +189,11 @@ class Compute:
                 if not isinstance(error, RequestError | LinkError):
                     self._forget(lane)
                 self._fail(request, error)
+            except MemoryError:
+                self._forget(lane)
+                for each in self._lanes:
+                    each.sequence.snapshots.shed()
+                self._fail(request, OutOfMemoryError("the host's memory is short; try a shorter prompt, or later"))
             except Exception as error:
                 self._forget(lane)
                 log.exception("request failed unexpectedly")

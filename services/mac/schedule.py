@@ -86,6 +86,21 @@ def next_choice(open_choices: Sequence[int], current: int, n_in_slice: int) -> i
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a free lane has for a request: rows it would reuse, and rows of another conversation it would lose."""
+
+    reused: int
+    lost: int
+
+
+def short_lane_is_home(main: Offer, short: Offer) -> bool:
+    """Which of two free lanes a short request goes to: where more is reused, else where less is lost."""
+    if main.reused != short.reused:
+        return short.reused > main.reused
+    return short.lost < main.lost
+
+
+@dataclass(frozen=True)
 class Balance:
     """The account between the two lanes. `debt_s`: seconds the short lane has had beyond its share.
 

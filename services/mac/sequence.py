@@ -22,6 +22,7 @@ from services.mac.divergence import Divergence, find_divergence
 from services.mac.grid import canonical_end, common_prefix, grid_floor, reuse_limit, reuse_point
 from services.mac.landmarks import points_worth_keeping, turn_borders
 from services.mac.mirror import Mirror
+from services.mac.schedule import Offer
 from services.mac.snapshots import Snapshots
 
 SNAPSHOT_BYTES_MAX = 1024 * MIB
@@ -72,6 +73,11 @@ class HeldSequence:
         """Where reading `prompt` i32 [n_tokens] would start: the tokens before that need not be read again."""
         restorable = self._restorable() if self.has_recurrent else None
         return reuse_point(self._ids[: self.n_canonical], prompt, restorable)
+
+    def offer(self, prompt: NDArray[np.int32]) -> Offer:
+        """What reading `prompt` i32 [n_tokens] here would reuse, and what it would lose."""
+        reused = self.reusable(prompt)
+        return Offer(reused, self.n_canonical + self.n_provisional - reused)
 
     def _restorable(self) -> set[int]:
         """Grid points recurrent layers can go back to; where they stand is one, if it is canonical."""

@@ -85,6 +85,10 @@ class Snapshots:
         self._kept.clear()
         self.wanted, self._pinned = frozenset(), 0
 
+    def shed(self) -> None:
+        """Memory is short elsewhere: drop every state but the pinned one."""
+        self._fit(0)
+
     def share(self, other: Snapshots) -> None:
         """Keep what `other` keeps (the states themselves are not copied), as far as there is room here."""
         self._kept = {at: dict(kept) for at, kept in other._kept.items()}

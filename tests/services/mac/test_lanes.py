@@ -43,9 +43,15 @@ def desk(engines):
     twin.close()
 
 
+def push_out(desk):
+    """Leave nothing of earlier requests at hand, in either lane."""
+    desk.run(tokens(1100, 99), max_tokens=1)  # more than the short lane can hold
+    desk.run(tokens(9, 98), max_tokens=1)
+
+
 def alone(desk, prompt, **how):
     """What a request gets with nobody beside it and nothing to reuse."""
-    desk.run(tokens(9, 99), max_tokens=1)
+    push_out(desk)
     ids, finished = desk.run(prompt, **how)
     assert finished.report.tokens_cache == 0
     return ids
@@ -71,7 +77,7 @@ def ids_of(events, name):
 def test_answers_beside_each_other_are_those_alone(desk, with_worker):
     desk.worker.link = LinkView("ready" if with_worker else "absent", 1)
     right = {"long": alone(desk, LONG, max_tokens=6), "short": alone(desk, SHORT, max_tokens=12)}
-    desk.run(tokens(9, 99), max_tokens=1)
+    push_out(desk)
     events = both(desk)
     assert {name: ids_of(events, name) for name in right} == right
     reports = {event.request_id: event.report for event in events if isinstance(event, m.Finished)}
@@ -97,7 +103,7 @@ def test_several_short_ones_in_a_row_do_not_stop_the_long_one(desk):
 def test_a_request_that_outgrows_the_short_sequence_goes_on_in_the_main_one(desk):
     prompt, n = tokens(500, 5), N_SHORT_CTX - 500 + 40
     right = alone(desk, prompt, max_tokens=n, credit=1000)
-    desk.run(tokens(9, 99), max_tokens=1)
+    push_out(desk)
     desk.ask(LONG, "long", max_tokens=200, credit=1)
     desk.until(m.TokenReady)
     desk.ask(prompt, "short", max_tokens=n, credit=1000)
@@ -118,7 +124,7 @@ def test_a_cancel_frees_its_lane_and_leaves_the_other_alone(desk, victim):
         "long": alone(desk, LONG, max_tokens=6),
         "short": alone(desk, SHORT, max_tokens=300, credit=1000),
     }
-    desk.run(tokens(9, 99), max_tokens=1)
+    push_out(desk)
     desk.ask(LONG, "long", max_tokens=6, credit=1)
     events = desk.until(m.PrefillAdvanced)
     desk.ask(SHORT, "short", max_tokens=300, credit=5)
@@ -139,7 +145,7 @@ def test_a_cancel_frees_its_lane_and_leaves_the_other_alone(desk, victim):
 
 def test_an_error_in_one_lane_leaves_the_other_alone(desk):
     right = alone(desk, LONG, max_tokens=6)
-    desk.run(tokens(9, 99), max_tokens=1)
+    push_out(desk)
     desk.ask(LONG, "long", max_tokens=6)
     events = desk.until(m.PrefillAdvanced)
     desk.ask([512], "bad")
@@ -176,6 +182,31 @@ def test_the_short_lane_reuses_its_own_prefix_so_that_a_chat_may_grow(desk):
     desk.queue.cancel(b"peer", "long")
     desk.until(m.Finished)
     assert desk.run(second, name="third", max_tokens=2)[0] == ids
+
+
+def test_short_requests_leave_a_long_conversation_alone(desk):
+    """They go to the short lane also while nobody else is there; the long one is continued from where it was."""
+    desk.worker.link = LinkView("absent")
+    push_out(desk)
+    desk.run(LONG, max_tokens=2)
+    for seed in range(3):
+        ids, finished = desk.run(tokens(300, 30 + seed), max_tokens=3)
+        assert len(ids) == 3 and finished.report.tokens_cache == 0
+    _, finished = desk.run(np.concatenate([LONG, tokens(100, 7)]), max_tokens=2)
+    assert finished.report.tokens_cache == 2048
+
+
+def test_a_conversation_that_became_long_takes_its_rows_along_to_the_main_lane(desk):
+    desk.worker.link = LinkView("absent")
+    chat = tokens(900, 41)  # its first turns fit the short lane, the last does not
+    right = alone(desk, chat, max_tokens=4)
+    push_out(desk)
+    desk.run(LONG, max_tokens=2)
+    for n in (400, 600):
+        _, finished = desk.run(chat[:n], max_tokens=2)
+    assert finished.report.tokens_cache == 256
+    ids, finished = desk.run(chat, max_tokens=4)
+    assert ids == right and finished.report.tokens_cache == 512
 
 
 class StepClock:

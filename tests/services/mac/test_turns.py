@@ -43,7 +43,7 @@ class Chats(RuleBasedStateMachine):
         super().__init__()
         self.rig = Rig(*engines)
         self.seeds = iter(range(10**6))
-        self.chat = np.empty(0, np.int32)
+        self.chat = self.asked = np.empty(0, np.int32)
         self.held = self.chat
         """The prompt and answer that came last."""
         self.all_at_hand = False
@@ -66,7 +66,7 @@ class Chats(RuleBasedStateMachine):
         rig.sequence.forget()
         rig.new_link()
         self.n_points = points
-        self.chat = self.turn(n, next(self.seeds))
+        self.chat = self.asked = self.turn(n, next(self.seeds))
 
     @rule(n_new=lengths, n_answer=st.integers(0, 40), worker=st.sampled_from(["ready", "absent"]))
     def ask(self, n_new, n_answer, worker):
@@ -76,6 +76,8 @@ class Chats(RuleBasedStateMachine):
 
     @rule(n_answer=st.integers(0, 300), worker=st.sampled_from(["ready", "absent"]))
     def regenerate(self, n_answer, worker):
+        """The same prompt again, without the answer it got."""
+        self.chat = self.asked
         self.read(worker, n_answer)
 
     @rule(share=st.floats(0, 1), n_new=lengths, worker=st.sampled_from(["ready", "absent"]))
@@ -108,12 +110,13 @@ class Chats(RuleBasedStateMachine):
     @precondition(lambda self: self.rig.sequence.has_recurrent)
     @rule()
     def memory_runs_short(self):
-        self.rig.sequence.snapshots._shrink(0)
+        self.rig.sequence.snapshots.shed()
         self.all_at_hand = False
 
     def read(self, worker, n_answer):
         """Read the chat, compare with a cold read, and write an answer of made-up tokens."""
         rig, prompt = self.rig, self.chat
+        self.asked = prompt
         n_new = max(1, len(prompt) - common_prefix(self.held, prompt))
         read = rig.check(prompt, worker=worker)
         assert read.report().tokens_cache == read.plan.start
