@@ -33,10 +33,13 @@ from services.bench.report import Report, report_options
     flag_value="faults",
     help="Every fault of the cable and the worker at every moment, and kill -9 of each process.",
 )
+@click.option(
+    "--fuzz", "part", flag_value="fuzz", help="Hostile frames and lines to the codec and to a worker."
+)
 @report_options
 def command(part: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
     """Compare answers that must be equal. Starts its own processes on free ports; nothing running is touched."""
-    run = {"split": _split, "turns": _turns, "parity": _parity, "faults": _faults}[part]
+    run = {"split": _split, "turns": _turns, "parity": _parity, "faults": _faults, "fuzz": _fuzz}[part]
     if not run(as_json=as_json, quick=quick, results_folder=results_folder):
         raise SystemExit(1)
 
@@ -87,6 +90,24 @@ def _faults(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     labels = "+".join(label for label, _path in verify.fault_models(quick))
     report = Report("verify_faults", labels, as_json=as_json, quick=quick, results_folder=results_folder)
     counts = verify.verify_faults(report)
+    for problem in counts.problems:
+        click.echo(f"PROBLEM {problem}", err=True)
+    report.finish()
+    return bool(counts.passed)
+
+
+def _fuzz(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+    verify = import_module("services.bench.verify_fuzz")
+    report = Report("verify_fuzz", "synthetic", as_json=as_json, quick=quick, results_folder=results_folder)
+    counts = verify.verify_fuzz(report)
+    report.figure("frames", counts.frames, frames=counts.frames)
+    report.figure("guided_runs", counts.guided_runs)
+    report.figure("connections", counts.connections, connections=counts.connections)
+    report.figure("control_lines", counts.control_lines, control_lines=counts.control_lines)
+    report.figure("honest_hosts_served", counts.honest_hosts, honest_hosts=counts.honest_hosts)
+    report.figure("errors_a_connection_max", counts.errors_a_connection_max)
+    report.figure("rss_growth_mb", round(counts.rss_growth_bytes / 1e6, 1))
+    report.figure("problems", len(counts.problems))
     for problem in counts.problems:
         click.echo(f"PROBLEM {problem}", err=True)
     report.finish()
