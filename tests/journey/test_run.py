@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,7 @@ def test_what_it_prints_can_be_pasted_and_the_worker_reads_along(folder, smollm2
         url = run.wait_ready()
         if shutil.which("curl"):
             pasted = run.said[run.said.index("curl ") : run.said.index("\n\nCtrl-C")]
-            done = subprocess.run(
-                ["sh", "-c", pasted], capture_output=True, text=True, timeout=ANSWER_S, check=True
-            )
-            answer = json.loads(done.stdout)
+            answer = json.loads(_paste(pasted))
             assert "choices" in answer, answer
             assert answer["choices"][0]["message"]["content"]
         answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(110)))
@@ -129,6 +127,27 @@ def test_without_a_worker_the_host_reads_alone(folder, smollm2):
         assert answer["outrigger"]["bypass_reason"] == "off"
     finally:
         assert run.stop() == 0
+
+
+def _paste(line: str) -> str:
+    """What a shell prints for a line. When it takes too long the whole of it is ended: a curl left behind would keep
+    its end of the pipe, and the test waiting for it."""
+    shell = subprocess.Popen(
+        ["sh", "-c", line],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = shell.communicate(timeout=ANSWER_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+        shell.stdout.close()
+    assert shell.returncode == 0, said
+    return said
 
 
 def _ask(url: str, model: str, text: str) -> dict:

@@ -120,7 +120,8 @@ def test_up_status_a_crash_logs_and_down(house, smollm2):
 
     thread, got = in_background(lambda: ask(url, smollm2.stem, "Count boats. " * 400, 4))
     notes = f"mac.{before['mac']['pid']}.doing"
-    until(lambda: b"reading chatcmpl-" in (house.run_dir / notes).read_bytes())
+    until(lambda: b"reading chatcmpl-" in (house.run_dir / notes).read_bytes() or bool(got))
+    assert not got, got
     os.kill(before["mac"]["pid"], signal.SIGSEGV)
     thread.join()
     assert "lost while it worked on this request" in str(got[0]), got
