@@ -169,6 +169,12 @@ SERIES = (
         {"reason": ("off", "absent", "refused", "rested", "small", "slow", "other")},
     ),
     Series(
+        "worker_returned_total",
+        "counter",
+        ("mac",),
+        "Split reads whose rest went back to the host, because the worker had become too slow.",
+    ),
+    Series(
         "worker_fallback_total",
         "counter",
         ("mac",),

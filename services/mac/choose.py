@@ -123,7 +123,7 @@ class Choice:
     @property
     def gain(self) -> float:
         """Share of the host's own time that the worker saves; negative when it costs time."""
-        return 1 - self.split_s / self.alone_s
+        return 1 - self.split_s / self.alone_s if self.alone_s else 0.0
 
 
 def predict(layer: int, n_ubatches: int, times: StageTimes, sync_s: float = 0.0) -> Choice:

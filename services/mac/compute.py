@@ -3,13 +3,12 @@
 It owns the engine and the residual channel; nobody else touches them. One request computes at a time: the main lane
 serves any request; the short lane serves a short one while a long one is in the main lane. It emits events and never
 waits for whoever listens. An error fails the request it happened in and never the process. Policy lives elsewhere:
-what next and whose turn in `schedule`, who computes in `plan`, what a prefix is worth in `grid` and `landmarks`. With
-nothing else to do, it makes the rows of answers canonical, an ubatch at a time. Started by services.mac.host.
+what next and whose turn in `schedule`, who computes in `pairing`, what a prefix is worth in `grid` and `landmarks`.
+With nothing else to do, it makes the rows of answers canonical, an ubatch at a time. Started by services.mac.host.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +18,9 @@ from common.errors import LinkError, OutOfMemoryError, OutriggerError, RequestEr
 from common.log import bound, get_log
 from common.wire import messages as m
 from services.mac.lane import Emit, Lane
-from services.mac.plan import plan_read
+from services.mac.pairing import Pairing
 from services.mac.read import Read
-from services.mac.remote_span import RemoteSpan, ResidualChannel
 from services.mac.requests import Request, RequestQueue
-from services.mac.rows_check import TailRows
 from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step, short_lane_is_home
 from services.mac.sequence import SNAPSHOT_BYTES_MAX, HeldSequence
 from services.mac.tally import Tally
@@ -46,30 +43,24 @@ class Compute:
         queue: RequestQueue,
         worker: Worker,
         emit: Emit,
+        pairing: Pairing,
         *,
-        channel: ResidualChannel | None,
-        split_tokens_min: int,
         short_sequence: Any | None = None,
         canonical: bool = True,
         snapshot_bytes: int = SNAPSHOT_BYTES_MAX,
-        on_link_failure: Callable[[LinkError], None] = lambda _error: None,
         tally: Tally | None = None,
         crash_slot: Slot | None = None,
     ) -> None:
-        """channel: the residual route, needed when worker.split_layer is set. emit may be called from this thread.
+        """pairing: begins the reads. emit may be called from this thread.
 
         short_sequence: a further sequence of the engine for the short lane; without one there is no short lane.
         canonical: run answers again in idle time. snapshot_bytes: cap of the kept recurrent states, of all lanes.
         """
         self.engine, self.queue, self.worker = engine, queue, worker
         self.beat = 0
-        self._emit, self._channel = emit, channel
-        self._split_tokens_min = split_tokens_min
-        self._on_link_failure = on_link_failure
+        self._emit, self._pairing = emit, pairing
         self._tally = tally or Tally()
         self._crash_slot = crash_slot or Slot()
-        self._tickets = itertools.count(1)
-        self._remote: RemoteSpan | None = None
         self._balance = Balance()
         self._canonical = canonical
         self._snapshot_bytes = snapshot_bytes // 2 if short_sequence else snapshot_bytes
@@ -208,20 +199,11 @@ class Compute:
 
     def _begin_read(self, sequence: HeldSequence, request: Request) -> Read:
         """A read in the main lane: with the worker when it stands ready and there is enough to read."""
-        standing = self.worker.standing
-        remote = self._remote_span() if standing == "ready" else None
-        start = self._begin(sequence, request)
-        plan = plan_read(start, len(request.tokens), worker=standing, split_tokens_min=self._split_tokens_min)
-        return Read(
-            sequence, request.tokens, plan, remote, on_fallback=self._fell_back, clock=self.queue.clock
-        )
+        return self._pairing.read(sequence, request.tokens, self._begin(sequence, request))
 
     def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Read:
         """A read in the short lane: on the host alone; the worker's mirror belongs to the main lane's sequence."""
-        start = self._begin(sequence, request)
-        never = len(request.tokens) + 1
-        plan = plan_read(start, len(request.tokens), worker=self.worker.standing, split_tokens_min=never)
-        return Read(sequence, request.tokens, plan, None, clock=self.queue.clock)
+        return self._pairing.read_alone(sequence, request.tokens, self._begin(sequence, request))
 
     def _begin(self, sequence: HeldSequence, request: Request) -> int:
         """Where the read starts; if rows at hand are lost by that, say why."""
@@ -233,27 +215,6 @@ class Compute:
             log.debug("where it parts", held_ids=diverged.held_ids, asked_ids=diverged.asked_ids, **where)
         return start
 
-    def _remote_span(self) -> RemoteSpan:
-        """The span of the link as it is now; a new life of the link is a new span with an unknown mirror."""
-        link, split_layer = self.worker.link, self.worker.split_layer
-        if self._remote is None or self._remote.link_epoch != link.epoch:
-            assert self._channel is not None, "a split layer needs a residual channel"
-            rows = TailRows(self.engine.spec, split_layer, self.engine.spec.n_layer_full)
-            self._remote = RemoteSpan(
-                self._channel, rows, link_epoch=link.epoch, window=link.window, tickets=self._tickets
-            )
-            self._main.sequence.mirror = self._remote.mirror
-        return self._remote
-
-    def _fell_back(self, error: LinkError) -> None:
-        """A worker failed in the middle of a read, which is about to be redone here."""
-        log.warning("worker failed, read is redone on the host", cause=error.cause, error=str(error))
-        self.worker.failed()
-        self._remote = None
-        self._main.sequence.mirror = None
-        self._tally.fell_back(error.cause)
-        self._on_link_failure(error)
-
     # --- idle time
 
     @property
@@ -262,12 +223,13 @@ class Compute:
         return sum(lane.sequence.n_provisional for lane in self._lanes)
 
     def _use_idle_time(self) -> bool:
-        """Run one ubatch of an answer again; False when there is none, or somebody is being served."""
+        """Run one ubatch of an answer again, or ready the worker; False when neither is due, or somebody is served."""
         if self.queue.closed or any(lane.turn for lane in self._lanes):
             return False
         lane = next((lane for lane in self._lanes if lane.sequence.n_provisional), None)
         if lane is None:
-            return False
+            others = [self._short.sequence] if self._short else []
+            return self._pairing.use_idle_time(self._main.sequence, others)
         n_before = lane.sequence.n_provisional
         self._crash_slot.write(f"making an answer canonical, {n_before} tokens to go")
         try:

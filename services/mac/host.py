@@ -27,6 +27,7 @@ from common.wire import messages as m
 from common.wire.routes import GENERATE, LINK, RESIDUAL
 from services.mac.compute import Compute
 from services.mac.desk import Desk, phase_of
+from services.mac.pairing import Pairing
 from services.mac.requests import RequestQueue
 from services.mac.tally import Tally
 from services.mac.tether import Tether
@@ -108,17 +109,28 @@ class Host:
             link, residual = route_endpoint(run_dir, LINK), route_endpoint(run_dir, RESIDUAL)
             self._tether = Tether(link, self._worker, hello, self._changed, on_bus_event=on_bus_event)
             self._residual = BlockingAsker(RESIDUAL, residual, name="mac", on_event=on_bus_event)
+        self._window = window
+        pairing = Pairing(
+            engine,
+            self._worker,
+            self._residual,
+            self._tally,
+            split_tokens_min=settings.split_tokens_min,
+            guarded=settings.split_guard == "on",
+            layer_pinned=settings.split_layer is not None,
+            on_link_failure=self._link_failed,
+            on_split_layer=self._split_elsewhere,
+            clock=self._queue.clock,
+        )
         self._compute = Compute(
             engine,
             self._queue,
             self._worker,
             self._desk.emit,
-            channel=self._residual,
-            split_tokens_min=settings.split_tokens_min,
+            pairing,
             short_sequence=short_sequence(engine, settings),
             canonical=settings.canonical == "idle",
             snapshot_bytes=settings.snapshot_mib * MIB,
-            on_link_failure=self._link_failed,
             tally=self._tally,
             crash_slot=crash_slot,
         )
@@ -185,6 +197,11 @@ class Host:
     def _link_failed(self, error: LinkError) -> None:
         if self._tether:
             self._tether.failed(error)
+
+    def _split_elsewhere(self, layer: int) -> None:
+        """The compute thread moved the split: the worker is to run other layers."""
+        if self._tether:
+            self._tether.reopen(link_hello(self.engine, layer, self._window))
 
     def _told(self, message: m.Message) -> None:
         """An event went out: what the worker's screen says may change. The newest phase replaces one not yet shown."""

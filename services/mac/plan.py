@@ -11,7 +11,7 @@ from typing import Literal
 
 from services.mac.grid import Ubatch, cut_read
 
-BypassReason = Literal["", "off", "absent", "refused", "rested", "small"]
+BypassReason = Literal["", "off", "absent", "refused", "rested", "small", "slow"]
 WorkerStanding = Literal["ready", "off", "absent", "refused", "rested"]
 """How the worker stands when the read starts: usable, or the reason why not."""
 

@@ -148,7 +148,6 @@ class Read:
                 self._go_on_here(self._n_standing)
         elif self._in_place and self._n_sent == self.plan.n_remote:
             self._remote = None
-            self._run_here()
 
     @property
     def _head_may_run(self) -> bool:
@@ -316,6 +315,7 @@ class Read:
         self._n_tails += 1
         if wanted == "last":
             self.logits = out[-1]
+            self._clock.stop()
 
     def _run_head(self) -> None:
         index = self._n_heads

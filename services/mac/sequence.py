@@ -43,8 +43,7 @@ class HeldSequence:
         self.spec, self.n_ctx = engine.spec, engine.n_ctx
         n_layer = engine.spec.n_layer_full
         self.whole = engine.span(0, n_layer)
-        cuts = [0, split_layer, n_layer] if split_layer else [0, n_layer]
-        self.parts = [engine.span(a, b) for a, b in itertools.pairwise(cuts)]
+        self.parts = self._cut(split_layer)
         self.has_recurrent = any(engine.spec.kind(layer) == "recurrent" for layer in range(n_layer))
         self.mirror: Mirror | None = None
         self.snapshots = Snapshots(len(self.parts), state_bytes(engine.spec), snapshot_bytes)
@@ -191,6 +190,12 @@ class HeldSequence:
         self._borders = other._borders
         self.snapshots.share(other.snapshots)
 
+    def recut(self, split_layer: int) -> None:
+        """Cut the layers elsewhere from now on; rows and states stay. Between reads only."""
+        self.parts = self._cut(split_layer)
+        self.snapshots.recut([(part.first, part.last) for part in self.parts])
+        self.mirror = None
+
     def forget(self) -> None:
         """Start from nothing, after an error that left the engine in an unknown place."""
         self._ids, self._n_grid, self._answer_end = NO_TOKENS, 0, 0
@@ -199,6 +204,11 @@ class HeldSequence:
         self.restore(0)
 
     # --- inside
+
+    def _cut(self, split_layer: int) -> list[Any]:
+        n_layer = self.spec.n_layer_full
+        cuts = [0, split_layer, n_layer] if split_layer else [0, n_layer]
+        return [self._engine.span(a, b) for a, b in itertools.pairwise(cuts)]
 
     def _read(self, ids: NDArray[np.int32], n_grid: int, borders: Collection[int]) -> None:
         """From where the layers stand now, tokens up to n_grid are going to be run on the grid."""

@@ -8,7 +8,7 @@ services.mac.sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -94,6 +94,11 @@ class Snapshots:
         self._kept = {at: dict(kept) for at, kept in other._kept.items()}
         self.want(other.wanted, other._pinned)
 
+    def recut(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """The sequence has other parts now, layers [first, last) each: points that all parts had are kept."""
+        self._kept = {point: _recut(list(self._kept[point].values()), bounds) for point in self.points}
+        self._n_parts = len(bounds)
+
     def _shrink(self, point: int) -> None:
         """Memory is short: the state at hand is not kept, and half of the others go."""
         self._kept.pop(point, None)
@@ -107,3 +112,20 @@ class Snapshots:
         )
         for point in droppable[: max(0, len(self._kept) - n)]:
             del self._kept[point]
+
+
+def _recut(whole: list[RecurrentSnapshot], bounds: Sequence[tuple[int, int]]) -> dict[int, RecurrentSnapshot]:
+    """The states of one point, which together are those of all layers, by other parts."""
+    conv = {layer: rows for snapshot in whole for layer, rows in snapshot.conv.items()}
+    state = {layer: rows for snapshot in whole for layer, rows in snapshot.state.items()}
+    n_valid = whole[0].n_valid
+    return {
+        part: RecurrentSnapshot(
+            first,
+            last,
+            n_valid,
+            {layer: rows for layer, rows in conv.items() if first <= layer < last},
+            {layer: rows for layer, rows in state.items() if first <= layer < last},
+        )
+        for part, (first, last) in enumerate(bounds)
+    }

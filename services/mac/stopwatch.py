@@ -27,6 +27,7 @@ class ReadClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._read_at_s = clock()
+        self._ended_at_s: float | None = None
         self._entries: list[dict[str, Any]] = []
         self.wait_s = 0.0
         """Seconds of waiting for the worker, failed attempts included."""
@@ -35,8 +36,12 @@ class ReadClock:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the read began, failed attempts included."""
-        return self._clock() - self._read_at_s
+        """Seconds since the read began, failed attempts included; up to its end, once it has ended."""
+        return (self._clock() if self._ended_at_s is None else self._ended_at_s) - self._read_at_s
+
+    def stop(self) -> None:
+        """The read is over."""
+        self._ended_at_s = self._clock()
 
     def restart(self) -> None:
         self._entries = []

@@ -35,6 +35,10 @@ class Tally:
                 metrics.observe("stage_seconds", stage.round_trip_s, side="worker", phase="round_trip")
                 metrics.observe("stage_seconds", stage.import_s, side="host", phase="import")
 
+    def returned(self) -> None:
+        """The rest of a split read went back to the host: the worker had become too slow."""
+        self.metrics.add("worker_returned_total")
+
     def fell_back(self, cause: str) -> None:
         """A worker failed; its part of a read is redone on the host."""
         self.metrics.add("worker_fallback_total", cause=cause)

@@ -61,6 +61,11 @@ class Tether:
             follower.cancel()
             await self._asker.close()
 
+    def reopen(self, hello: m.LinkHello) -> None:
+        """Greet the worker anew, with another half of the handshake; may be called from any thread."""
+        self._hello = hello
+        self._loop.call_soon_threadsafe(self._attach.set)
+
     def failed(self, error: LinkError) -> None:
         """A read failed at the far end; may be called from any thread."""
         if not isinstance(error, LinkDownError):
@@ -79,7 +84,7 @@ class Tether:
             match received.message:
                 case m.LinkUp(link_epoch=epoch, hello=hello):
                     window = min(hello.window, self._hello.window)
-                    self._now(LinkView("ready", epoch, window, device=hello.device))
+                    self._now(LinkView("ready", epoch, window, hello.split_layer, device=hello.device))
                 case m.LinkDown() as down:
                     state: LinkState = "refused" if down.final else "absent"
                     self._now(LinkView(state, down.link_epoch, detail=f"{down.cause}: {down.detail}"))

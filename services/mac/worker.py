@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from common.limits import CHUNK_WINDOW
@@ -25,6 +25,8 @@ class LinkView:
     state: LinkState = "absent"
     epoch: int = 0
     window: int = CHUNK_WINDOW
+    layer_min: int = 1
+    """First layer that the worker's file holds: the lowest split layer it takes."""
     detail: str = ""
     device: str = ""
 
@@ -55,6 +57,16 @@ class Worker:
         self.split_layer = split_layer
         self.link = LinkView()
         self._rest = RestTimer(rest_s, clock)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds that a worker is left alone after it failed, or was too slow."""
+        return self._rest.rest_s
+
+    def reopens(self, split_layer: int) -> None:
+        """From now on the model is split there: the link as it is now is of no use any more."""
+        self.link = replace(self.link, state="connecting")
+        self.split_layer = split_layer
 
     def failed(self) -> None:
         """A read had to be redone: rest."""

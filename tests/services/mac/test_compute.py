@@ -12,7 +12,9 @@ import pytest
 from common.errors import ContextExceededError, EngineError, LinkDeadlineError, RequestError
 from common.wire import messages as m
 from services.mac.compute import Compute
+from services.mac.pairing import Pairing
 from services.mac.requests import RequestQueue
+from services.mac.tally import Tally
 from services.mac.worker import LinkView, Worker
 from tests.services.mac.conftest import N_CTX, SPLIT_LAYERS
 from tests.services.mac.twin import TailTwin
@@ -27,13 +29,15 @@ class Desk:
         self.queue, self.events = RequestQueue(clock=clock), queue.SimpleQueue()
         self.worker = Worker(layer, rest_s=rest_s)
         self.worker.link = LinkView("ready", 1)
+        self.pairing = Pairing(
+            engine, self.worker, twin, Tally(), split_tokens_min=258, guarded=False, clock=clock
+        )
         self.compute = Compute(
             engine,
             self.queue,
             self.worker,
             lambda _request, message: self.events.put(message),
-            channel=twin,
-            split_tokens_min=258,
+            self.pairing,
             short_sequence=short_sequence,
         )
         self.thread = self.compute.start() if start else None
