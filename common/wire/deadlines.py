@@ -25,12 +25,13 @@ class AckClock:
     """Slowest of the last acks, in ms a token."""
 
     def allowance_s(self, n_tokens: int, n_tokens_ahead: int, n_bytes: int) -> float:
-        """Seconds until the answer is late: to a chunk behind n_tokens_ahead; n_tokens is 0 for other requests."""
+        """Seconds until the answer is late, behind n_tokens_ahead; n_tokens is 0 for requests that compute nothing.
+
+        Such a request waits for what is computed ahead of it, and copies its rows while they travel.
+        """
         travel_s = n_bytes / self.bytes_per_s
-        if n_tokens == 0:
-            return max(self.floor_s, self.first_s / 4) + travel_s
         if self.token_ms is None:
-            return self.first_s + travel_s
+            return (self.first_s if n_tokens else max(self.floor_s, self.first_s / 4)) + travel_s
         predicted_s = self.token_ms * (n_tokens + n_tokens_ahead) / 1000
         return max(self.floor_s, self.factor * predicted_s) + travel_s
 

@@ -31,3 +31,14 @@ def test_the_pace_rises_at_once_and_falls_slowly():
         assert clock.token_ms == compute_ms / 100
     clock.learn(100, 0.0)
     assert clock.token_ms == 9.0
+
+
+@given(ahead=st.integers(0, 8192), compute_ms=st.floats(0, 1e5), n_bytes=st.integers(0, 1 << 28))
+def test_moving_rows_waits_for_the_chunks_ahead_and_not_for_a_guess_once_the_pace_is_known(
+    ahead, compute_ms, n_bytes
+):
+    clock = AckClock(first_s=60.0, floor_s=3.0)
+    assert clock.allowance_s(0, ahead, 0) >= 15.0
+    clock.learn(256, compute_ms)
+    assert clock.allowance_s(0, ahead, n_bytes) >= compute_ms / 1000 * ahead / 256 + n_bytes / 1e9
+    assert clock.allowance_s(0, 0, 0) == clock.floor_s, "a frozen worker is given up as soon as with a chunk"
