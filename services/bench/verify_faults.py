@@ -1,0 +1,198 @@
+"""`outrigger verify --faults`: every fault at every moment, and kill -9 of every process; the tokens stay the same.
+
+Real processes, the real worker on an emulated link that takes faults by script and says which of them happened. The
+right answers are those of a host that never had a worker. A fault that did not happen fails the run, as does a worker
+that is not used again afterwards, or a process that holds more than before. Called by services.cli.verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.model.embedded import embedded_model
+from common.model.spec import ModelSpec
+from common.model.split import plan_split
+from common.model.synthetic import ensure_preset
+from services.bench.faults import cases as c
+from services.bench.faults.footprint import footprints, leaks
+from services.bench.faults.kills import KillCounts, verify_kills
+from services.bench.faults.trial import Subject, Trial
+from services.bench.report import NotMeasuredError, Report
+from services.bench.rig import Rig
+
+N_CTX = 4096
+N_PROMPT, N_PROMPT_QUICK = 1400, 900
+N_TOKENS, N_TOKENS_QUICK = 24, 12
+ANSWER_S_MIN, FREEZE_S = 2.0, 4.0
+"""The bridge's patience here, and a freeze that outlasts it."""
+REST_S = 0.2
+"""How long a lost worker rests here."""
+WARM_UP = 3
+"""Cases after which processes hold what they hold; footprints are taken then and at the end."""
+ROUNDS_OF_KILLS, ROUNDS_OF_KILLS_QUICK = 20, 2
+
+
+@dataclass
+class FaultCounts:
+    """Everything that was found; `problems` are sentences."""
+
+    trials: list[tuple[str, Trial]] = field(default_factory=list)
+    kills: KillCounts = field(default_factory=KillCounts)
+    leaks: list[str] = field(default_factory=list)
+    not_built: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> int:
+        return sum(trial.n_compared for _, trial in self.trials) + self.kills.compared
+
+    @property
+    def equal(self) -> int:
+        return sum(trial.n_equal for _, trial in self.trials) + self.kills.equal
+
+    @property
+    def fired(self) -> int:
+        return sum(len(trial.fired) for _, trial in self.trials)
+
+    @property
+    def problems(self) -> list[str]:
+        """What a reader must know when the run failed."""
+        told = [
+            f"{label}, {trial.case.name}: {text}" for label, trial in self.trials for text in trial.problems
+        ]
+        return told + self.kills.problems + self.leaks
+
+    @property
+    def passed(self) -> bool:
+        return self.compared > 0 and self.equal == self.compared and not self.problems
+
+
+def verify_faults(report: Report) -> FaultCounts:
+    """Run everything. Raises ServiceError when processes fail, NotMeasuredError when the worker took no part."""
+    counts = FaultCounts()
+    chosen = fault_models(report.quick)
+    for label, path in chosen:
+        strike_model(label, path, report, counts, chosen_cases(report.quick))
+    _label, path = chosen[0]
+    counts.kills = verify_kills(path, report, ROUNDS_OF_KILLS_QUICK if report.quick else ROUNDS_OF_KILLS)
+    tell(report, counts)
+    return counts
+
+
+def fault_models(quick: bool) -> list[tuple[str, Path]]:
+    """(label, file): a dense model and a hybrid."""
+    if quick:
+        return [(name, ensure_preset(name)) for name in ("tiny-sliding", "tiny")]
+    return [("smollm2", embedded_model()), ("hybrid-60m", ensure_preset("hybrid-60m"))]
+
+
+def chosen_cases(quick: bool) -> list[c.Case]:
+    """All cases; a quick run meets each refused greeting once."""
+    return c.cases(c.fault_kinds(FREEZE_S), c.MOMENTS, refusals_at=(c.MID_CHUNK,) if quick else c.MOMENTS)
+
+
+def strike_model(
+    label: str, path: Path, report: Report, counts: FaultCounts, chosen: Sequence[c.Case]
+) -> None:
+    """All chosen cases on one model, on processes of its own; adds to `counts`."""
+    split_layer = plan_split(ModelSpec.read(path), None).layer
+    with Rig(
+        path,
+        n_ctx=N_CTX,
+        worker_emulate="loopback",
+        worker_rest_s=REST_S,
+        answer_s_min=ANSWER_S_MIN,
+        split_guard="off",
+    ) as rig:
+        alone, split = rig.seat_alone(), rig.seat_split(split_layer)
+        for seat in (alone, split):
+            rig.wait_ready(seat)
+        rig.tell_what_runs(report, label)
+        subject = Subject(
+            rig,
+            path,
+            alone,
+            split,
+            n_prompt=N_PROMPT_QUICK if report.quick else N_PROMPT,
+            n_tokens=N_TOKENS_QUICK if report.quick else N_TOKENS,
+        )
+        subject.prepare()
+        chosen = _those_that_exist(label, subject, counts, chosen)
+        report.progress(f"{label}: split at layer {split_layer}, {subject.n_chunks} chunks a read")
+        pids = rig.pids(split)
+        before = None
+        for index, case in enumerate(chosen):
+            if index == WARM_UP:
+                before = footprints(pids)
+            trial = subject.run(case)
+            counts.trials.append((label, trial))
+            _tell_trial(report, label, trial)
+        if before is None:
+            raise NotMeasuredError(f"{len(chosen)} faults are too few to see a leak; more than {WARM_UP} are")
+        counts.leaks += [f"{label}: {text}" for text in leaks(before, lambda: footprints(pids))]
+        subject.close()
+
+
+def _those_that_exist(
+    label: str, subject: Subject, counts: FaultCounts, chosen: Sequence[c.Case]
+) -> list[c.Case]:
+    """The chosen cases whose moment is ever reached; the others are told as such."""
+    reached = [case for case in chosen if case.moment is not c.DURING_RANGE]
+    if len(reached) < len(chosen):
+        if subject.asks_for_states:
+            return list(chosen)
+        counts.not_built.append(
+            f"{label}: no read asked for a state (STATE_RANGE), so no fault could strike there"
+        )
+    return reached
+
+
+def _tell_trial(report: Report, label: str, trial: Trial) -> None:
+    report.progress(
+        f"{label}: {trial.case.name}: {trial.outcome}, {trial.n_equal} of {trial.n_compared} tokens equal, "
+        f"{trial.lost_s:+.2f} s, worker used again after {trial.away_s:.1f} s"
+        + "".join(f"; PROBLEM: {text}" for text in trial.problems)
+    )
+    report.row(
+        model=label,
+        fault=trial.case.kind.name,
+        moment=trial.case.moment.name,
+        fired=trial.fired,
+        fallbacks=trial.fallbacks,
+        tokens_returned=trial.tokens_returned,
+        compared=trial.n_compared,
+        equal=trial.n_equal,
+        lost_s=round(trial.lost_s, 3),
+        away_s=round(trial.away_s, 3),
+        problems=trial.problems,
+    )
+
+
+def tell(report: Report, counts: FaultCounts) -> None:
+    """The tables, and the figures that refuse to be told when nothing took part."""
+    for label in dict.fromkeys(label for label, _ in counts.trials):
+        report.table(
+            f"{label}: faults, and the answers they struck",
+            ("fault, moment", "worker", "equal", "compared", "lost s", "used again s"),
+            [
+                (each.case.name, each.outcome, each.n_equal, each.n_compared, each.lost_s, each.away_s)
+                for at, each in counts.trials
+                if at == label
+            ],
+        )
+    if counts.kills.rows:
+        report.table(
+            "kill -9, and what the request under way met",
+            ("process", "kills", "in flight", "went on", "ended with an error", "longest s to answer again"),
+            counts.kills.rows,
+        )
+    for text in [*counts.not_built, "split decode is not built, so no fault could strike there"]:
+        report.note(text)
+    report.figure("compared", counts.compared, compared=counts.compared)
+    report.figure("equal", counts.equal)
+    report.figure("faults_fired", counts.fired, faults_fired=counts.fired)
+    report.figure("kills", counts.kills.n_kills)
+    report.figure("leaks", len(counts.leaks))
+    report.figure("lost_s_max", max((trial.lost_s for _, trial in counts.trials), default=0.0))
+    report.figure("problems", len(counts.problems))
