@@ -134,6 +134,7 @@ class Rig:
             "threads": 1,
             "split": "on" if split_layer else "off",
             "split_layer": split_layer or None,
+            "split_guard": "off",
             "worker_threads": 1,
             "worker_ctx": self.n_ctx,
             "mac_metrics_port": 0,

@@ -37,6 +37,7 @@ COMMANDS = {
         "What this device does with a page program, as one JSON.",
     ),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
+    "trace": ("services.cli.trace:command", "Where the time of a read went: table, picture or Chrome trace."),
     "chat": ("services.cli.chat:command", "Talk to the model that runs, in the terminal."),
     "keys": ("services.cli.keys:command", "CURVE keys for ZeroMQ clients on other machines."),
     "config": ("services.cli.config:command", "Show and check settings."),

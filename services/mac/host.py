@@ -28,6 +28,7 @@ from common.wire.routes import GENERATE, LINK, RESIDUAL
 from services.mac.compute import Compute
 from services.mac.desk import Desk, phase_of
 from services.mac.pairing import Pairing
+from services.mac.read_log import ReadLog
 from services.mac.requests import RequestQueue
 from services.mac.tally import Tally
 from services.mac.tether import Tether
@@ -120,6 +121,7 @@ class Host:
             layer_pinned=settings.split_layer is not None,
             on_link_failure=self._link_failed,
             on_split_layer=self._split_elsewhere,
+            on_read=ReadLog(run_dir, engine.spec.name, engine.spec.n_layer_full).add,
             clock=self._queue.clock,
         )
         self._compute = Compute(

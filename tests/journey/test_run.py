@@ -35,6 +35,7 @@ class Run:
         settings = dict.fromkeys(FREE_PORTS, "0") | {
             "OUTRIGGER_RUN_DIR": str(folder / "run"),
             "OUTRIGGER_CONFIG": "",
+            "OUTRIGGER_SPLIT_GUARD": "off",
         }
         with self.out.open("wb") as out:
             self.process = subprocess.Popen(
