@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import EngineError, LinkDownError, ModelError, NonFiniteError, PositionError
-from common.limits import SNAPSHOTS_MAX
+from common.limits import MIB, SNAPSHOTS_MAX
 from common.wire.messages import ROWS_KV, ROWS_STATE, WANT_LOGITS, WANT_ROWS, WANT_STATE, WANT_TAPS
 from common.wire.rows import KIND_V, RowSection
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from common.engine.engine import Engine
     from common.engine.span import LayerSpan
     from common.state.recurrent import RecurrentSnapshot
+
+
+SNAPSHOT_BYTES_MAX = 512 * MIB
+"""Kept recurrent states, where the settings say nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,13 @@ class TailRun:
 class TailMirror:
     """The last layers of a model from `first` on, and rows and states of positions [0, n_valid) for them."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, snapshot_bytes: int = SNAPSHOT_BYTES_MAX) -> None:
+        """snapshot_bytes: cap of the kept recurrent states; there are SNAPSHOTS_MAX of them at most."""
         self.engine = engine
+        self._snapshot_bytes = snapshot_bytes
         self.spec = engine.spec
         self._span: LayerSpan | None = None
-        self._snapshots: deque[RecurrentSnapshot] = deque(maxlen=SNAPSHOTS_MAX)
+        self._snapshots: deque[RecurrentSnapshot] = deque()
 
     @property
     def span(self) -> LayerSpan:
@@ -116,11 +122,12 @@ class TailMirror:
         """K/V rows [p0, p1) and the recurrent states at n_valid, as `flags` ask. Raises PositionError."""
         if flags & ROWS_KV and not 0 <= p0 <= p1 <= self.n_valid:
             raise PositionError(f"rows [{p0}, {p1}) asked; the mirror holds [0, {self.n_valid})")
-        return (
-            self.span.export_rows(p0, p1, kv=bool(flags & ROWS_KV), state=bool(flags & ROWS_STATE))
-            if flags
-            else []
-        )
+        if not flags:
+            return []
+        sections = self.span.export_rows(p0, p1, kv=bool(flags & ROWS_KV), state=bool(flags & ROWS_STATE))
+        if flags & ROWS_STATE:
+            self._keep_state()
+        return sections
 
     def sync(self, sections: list[RowSection], flags: int, n_valid_after: int) -> None:
         """Take over rows and states the mirror lacks. All or nothing.
@@ -134,6 +141,7 @@ class TailMirror:
                 raise EngineError(f"{section} came, and flags {flags} do not announce it")
         if flags & ROWS_STATE or not self.has_recurrent:
             self.span.import_rows(sections, n_valid_after)
+            self._keep_state()
             return
         for layer in sorted({section.layer for section in sections}):
             rows = [section for section in sections if section.layer == layer]
@@ -143,8 +151,7 @@ class TailMirror:
         """Keep the recurrent states at n, which must be n_valid. Raises PositionError."""
         if n != self.n_valid:
             raise PositionError(f"a snapshot at {n} was asked; the mirror stands at {self.n_valid}")
-        if self.has_recurrent:
-            self._snapshots.append(self.span.snapshot())
+        self._keep_state()
 
     def rewind(self, n: int) -> int:
         """Go back to the newest point <= n that can be reached, and say which."""
@@ -162,6 +169,23 @@ class TailMirror:
         return self.n_valid
 
     # --- inside
+
+    def _keep_state(self) -> None:
+        """Keep the recurrent states at n_valid: the host keeps its own of the same point, and may go back to it.
+
+        The oldest go first; when memory is short all go, which costs a later turn a push and nothing else.
+        """
+        if not self.has_recurrent or not self.n_valid:
+            return
+        while self._snapshots and self._snapshots[-1].n_valid >= self.n_valid:
+            self._snapshots.pop()
+        try:
+            self._snapshots.append(self.span.snapshot())
+        except MemoryError:
+            self._snapshots.clear()
+        kept = self._snapshots
+        while len(kept) > SNAPSHOTS_MAX or sum(each.n_bytes for each in kept) > self._snapshot_bytes:
+            kept.popleft()
 
     def _check_chunk(self, residual: np.ndarray, position: int, want: int) -> None:
         end, n_ctx = position + len(residual), self.engine.n_ctx

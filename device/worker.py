@@ -23,7 +23,7 @@ from common.config import Settings, WorkerSettings, find_file, load_settings
 from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
-from common.limits import CHUNK_WINDOW_MAX
+from common.limits import CHUNK_WINDOW_MAX, MIB
 from common.log import configure_log
 from device import facts
 from device.compute import ComputeThread
@@ -70,7 +70,7 @@ class Worker:
         slot.clear()
         device = f"{self._machine.machine()}, {settings.n_threads} threads"
         terms = Terms(secrets.randbits(63), device, window=CHUNK_WINDOW_MAX)
-        mirror, stand_in = TailMirror(self.engine), self.stand_in
+        mirror, stand_in = TailMirror(self.engine, settings.snapshot_mib * MIB), self.stand_in
         self.service = EmulatedService(mirror, terms, stand_in) if stand_in else TailService(mirror, terms)
         self.compute = ComputeThread(self.service, crash_slot=slot)
         self.compute.start()

@@ -245,6 +245,15 @@ class WorkerSettings(Leaf, frozen=True):
         Literal["repack", "plain"],
         _says("layout of the worker's weights; the host's must be the same", flat="worker_weights"),
     ] = "repack"
+    snapshot_mib: Annotated[
+        int,
+        _says(
+            "MiB of recurrent states the worker keeps, so that later turns of a hybrid model need not send them",
+            flat="worker_snapshot_mib",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 512
     emulate: Annotated[
         str,
         _says(

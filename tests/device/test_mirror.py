@@ -193,6 +193,30 @@ def test_a_snapshot_is_kept_where_the_mirror_stands_and_only_some_are(case, mirr
         assert mirror.rewind(5) == 0, "the two oldest are gone"
 
 
+def test_states_that_crossed_the_cable_are_kept_without_asking(case, mirror):
+    """A chunk that was asked for its state, a pull, a push: the host keeps the same points, so the worker does."""
+    mirror.run(case.residual(100), 0, EVERYTHING)
+    mirror.run(case.residual(100), 100, WANT_ROWS)
+    mirror.run(case.residual(50), 200, 0)
+    mirror.rows(0, 250, BOTH)
+    mirror.run(case.residual(50), 250, 0)
+    mirror.sync(mirror.rows(300, 300, BOTH), BOTH, 300)
+    mirror.run(case.residual(50), 300, 0)
+    points = (350, 300, 250, 100) if mirror.has_recurrent else (350, 320, 260, 210)
+    assert [mirror.rewind(n) for n in (350, 320, 260, 210)] == list(points)
+    assert mirror.rewind(99) == (0 if mirror.has_recurrent else 99)
+
+
+def test_kept_states_stay_within_their_bytes(case):
+    with Engine.load(case.tail, n_ctx=N_CTX, n_threads=1) as engine:
+        for n_bytes, goes_back_to in ((1, 0), (1 << 30, 4)):
+            mirror = TailMirror(engine, n_bytes)
+            mirror.attach(case.first)
+            for position in range(3):
+                mirror.run(case.residual(2), 2 * position, EVERYTHING)
+            assert mirror.rewind(5) == (goes_back_to if mirror.has_recurrent else 5)
+
+
 def test_layers_outside_the_file_are_refused_with_the_remedy(case, mirror):
     for first in (0, case.first - 1, case.spec.n_layer_full):
         if first < case.first or first == case.spec.n_layer_full:

@@ -161,6 +161,17 @@ def test_only_rows_the_mirror_lacks_are_pushed(rig):
     assert push.blob_bytes - n_attention * rows - states < 1024
 
 
+def test_an_edited_turn_costs_the_worker_a_step_back_and_no_rows(rig):
+    """Both ends keep the states of the same points."""
+    story = tokens(1900)
+    rig.check(story)
+    asked_before = len(rig.twin.asked)
+    read = rig.check(np.concatenate([story[:1100], tokens(700, seed=6)]))
+    assert read.plan.start == 1024 and read.plan.n_remote
+    sync = [message for message in rig.twin.asked[asked_before:] if isinstance(message, m.PushRows)]
+    assert sync == [] and rig.twin.mirror.n_valid == 1792
+
+
 def test_a_long_push_in_pieces_gives_the_same_bits(rig, monkeypatch):
     """The worker comes late: everything read so far has to be pushed, here one ubatch at a time."""
     monkeypatch.setattr("services.mac.mirror.PUSH_BYTES_MAX", 1)
