@@ -53,9 +53,12 @@ class PartialAttention:
         """(O [*rows, head_dim_v], lse [*rows]): the attention output and the log of the sum of exponentiated
         scores. A row that saw no key has O = 0 and lse = -inf."""
         seen = self.l > 0
-        l = np.where(seen, self.l, 1)  # noqa: E741
-        lse = np.where(seen, self.m + np.log(l), -np.inf).astype(self.m.dtype)
-        return self.o / l[..., None], lse
+        lse = np.where(seen, self.m + np.log(np.where(seen, self.l, 1)), -np.inf).astype(self.m.dtype)
+        return self.output(), lse
+
+    def output(self) -> np.ndarray:
+        """O [*rows, head_dim_v] of `normalised`, for who does not want the lse."""
+        return self.o / np.where(self.l > 0, self.l, 1)[..., None]
 
 
 def fold(older: PartialAttention, newer: PartialAttention) -> PartialAttention:
@@ -85,6 +88,6 @@ def fold_all(parts: Iterable[PartialAttention]) -> PartialAttention:
 
 def _weight(m: np.ndarray, m_total: np.ndarray) -> np.ndarray:
     """exp(m - m_total), where a row without keys weighs nothing (and -inf - -inf never happens)."""
-    reference = np.where(np.isneginf(m_total), 0, m_total).astype(m.dtype)
+    reference = np.maximum(m_total, np.finfo(m.dtype).min)
     with np.errstate(under="ignore", over="ignore"):  # a part that does not count any more
         return np.exp(m - reference)

@@ -5,13 +5,14 @@ For one thread at a time; computing releases the interpreter lock. Used by servi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common.errors import EngineError, UnsupportedOperationError
 from common.ggml.backend import Backend, devices_for
 from common.ggml.ffi import WHEEL_VERSION, lib
-from common.limits import KV_PAD_TOKENS, N_CTX_MAX, UBATCH_TOKENS
+from common.limits import GROUP_PAGES, KV_PAD_TOKENS, N_CTX_MAX, PAGE_TOKENS, UBATCH_TOKENS
 from common.model.gguf import GgufFile
 from common.model.layout import matrices
 from common.model.spec import ModelSpec
@@ -19,9 +20,31 @@ from common.state.sequence import SequenceState
 
 from .graphs import GraphCache
 from .inputs import Inputs
+from .page_inputs import PageInputs
+from .paged import PagedGraphs
 from .sequence import EngineSequence
 from .span import LayerSpan
 from .weights import WeightLayout, Weights
+
+DecodePath = Literal["paged", "fused"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How single tokens attend: `fused` is stock's flash attention, to the bit; `paged` goes by pages, at all depths.
+
+    Answers of the two differ by rounding, and so do those of other page or group sizes: choose once.
+    """
+
+    path: DecodePath = "fused"
+    page_tokens: int = PAGE_TOKENS
+    group_pages: int = GROUP_PAGES
+
+    def __post_init__(self) -> None:
+        if self.path not in ("paged", "fused"):
+            raise EngineError(f"decode is {self.path!r}; allowed are paged and fused")
+        if self.group_pages < 1:
+            raise EngineError(f"group_pages is {self.group_pages}; allowed are 1 and more")
 
 
 class Engine:
@@ -31,15 +54,27 @@ class Engine:
     """
 
     def __init__(
-        self, spec: ModelSpec, backend: Backend, weights: Weights, n_ctx: int, n_ubatch: int
+        self,
+        spec: ModelSpec,
+        backend: Backend,
+        weights: Weights,
+        n_ctx: int,
+        n_ubatch: int,
+        decoding: Decoding = Decoding(),
     ) -> None:
-        self.spec, self.n_ctx, self.n_ubatch = spec, n_ctx, n_ubatch
+        self.spec, self.n_ctx, self.n_ubatch, self.decoding = spec, n_ctx, n_ubatch, decoding
         self._backend, self._weights = backend, weights
         buffer_type = backend.buffer_type
-        self.state = SequenceState(spec, n_ctx, buffer_type)
+        self.state = self._new_state(n_ctx)
         window = spec.sliding.window if spec.sliding else None
         self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), window, buffer_type)
-        self.graphs = GraphCache(backend, weights, self.state, self._inputs)
+        if self.state.pages:
+            pages = PageInputs(spec, n_ctx, n_ubatch, buffer_type)
+            self.graphs: GraphCache = PagedGraphs(
+                backend, weights, self.state, self._inputs, pages, decoding.group_pages
+            )
+        else:
+            self.graphs = GraphCache(backend, weights, self.state, self._inputs)
         self._first = EngineSequence(self, self.state)
         self._sequences = [self._first]
         self.passed_over: tuple[str, ...] = ()
@@ -55,6 +90,7 @@ class Engine:
         n_ubatch: int = UBATCH_TOKENS,
         weights: WeightLayout = "repack",
         device: str = "auto",
+        decoding: Decoding = Decoding(),
     ) -> Engine:
         """Loads the layers a GGUF file holds (a whole model or a tail).
 
@@ -71,7 +107,7 @@ class Engine:
         for candidate in devices_for(device):
             backend = Backend(candidate, n_threads)
             placed = Weights(GgufFile(path), backend, weights, matrices(spec))
-            engine = cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx))
+            engine = cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx), decoding)
             engine.passed_over = tuple(passed_over)
             try:
                 engine.graphs.reserve(engine.n_ubatch)
@@ -96,9 +132,13 @@ class Engine:
         if not 1 <= n_ctx <= self.n_ctx:
             raise EngineError(f"a sequence has 1 to {self.n_ctx} positions here, not {n_ctx}")
         n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
-        state = SequenceState(self.spec, n_ctx, self._backend.buffer_type)
+        state = self._new_state(n_ctx)
         self._sequences.append(EngineSequence(self, state))
         return self._sequences[-1]
+
+    def _new_state(self, n_ctx: int) -> SequenceState:
+        page_tokens = self.decoding.page_tokens if self.decoding.path == "paged" else None
+        return SequenceState(self.spec, n_ctx, self._backend.buffer_type, page_tokens)
 
     def drop(self, sequence: EngineSequence) -> None:
         """Frees the rows and states of a sequence."""
@@ -126,7 +166,7 @@ class Engine:
             "device_description": self._backend.device.description,
             "passed_over": "; ".join(self.passed_over) or "nothing",
             "n_threads": self._backend.n_threads,
-            "attention": "fused",
+            "attention": self._attention_text(),
             "kv_type": "f16",
             "weights": dict(self._weights.placement),
             "n_ctx": self.n_ctx,
@@ -134,6 +174,11 @@ class Engine:
             "state_bytes": sum(sequence.state.n_bytes for sequence in self._sequences),
             "compute_bytes": self.graphs.compute_bytes,
         }
+
+    def _attention_text(self) -> str:
+        if self.decoding.path == "fused":
+            return "fused"
+        return f"paged ({self.decoding.page_tokens} keys a page, {self.decoding.group_pages} pages a group)"
 
     def close(self) -> None:
         """Frees everything; spans are dead afterwards. Calling it again does nothing."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from common.errors import UnsupportedOperationError
 from common.ggml.backend import Backend
 from common.ggml.builder import GraphBuilder
-from common.ggml.graph import ComputeBuffer, Graph
+from common.ggml.graph import ComputeBuffer, Graph, GraphParts
 from common.ggml.tensor import Tensor
 from common.state.sequence import SequenceState
 
@@ -30,30 +31,38 @@ NODES_OUTSIDE_LAYERS_MAX = 32
 
 Shape = tuple[int, int, int, int]
 """first layer, end layer, rows in, rows of logits out"""
+Key = tuple[Any, ...]
+"""The sequence's state, then numbers"""
 
 
 @dataclass
 class PlacedGraph:
-    """A graph with memory: what it yields (None when only rows and states are kept), and what follows the cache."""
+    """A graph with memory, what it yields (None when only rows and states are kept), and the step it was made of."""
 
     graph: Graph
     result: Tensor | None
-    reach: list[Tensor]
-    masks: list[Tensor]
+    step: Step
     n_kv: int
+    parts: GraphParts | None = None
+    """The graph in pieces, when its step has cuts."""
 
     def aim(self, n_kv: int) -> None:
         """Lets attention read the cells [0, n_kv)."""
-        if n_kv == self.n_kv:
-            return
-        self.n_kv = n_kv
-        for view in self.reach:
-            view.struct.ne[1] = n_kv
-        for mask in self.masks:
-            struct = mask.struct
-            struct.ne[0] = n_kv
-            struct.nb[1] = n_kv * struct.nb[0]
-            struct.nb[2] = struct.nb[3] = struct.nb[1] * struct.ne[1]
+        if n_kv != self.n_kv:
+            self.n_kv = n_kv
+            self.step.aim(n_kv)
+
+    def read(self) -> np.ndarray:
+        """The result of the last run, f32 [n_rows, n_embd or n_vocab], or [0, 0] for none."""
+        if self.result is None:
+            return np.empty((0, 0), np.float32)
+        return self.result.read(np.empty(self.result.ne[1::-1], np.float32))
+
+    def close(self) -> None:
+        """Frees the graph. Calling it again does nothing."""
+        if self.parts:
+            self.parts.close()
+        self.graph.close()
 
 
 class GraphCache:
@@ -63,7 +72,7 @@ class GraphCache:
         self._backend, self._weights, self._state, self._inputs = backend, weights, state, inputs
         self._spec = state.spec
         self._buffer = ComputeBuffer(backend)
-        self._graphs: OrderedDict[tuple[SequenceState, Shape], PlacedGraph] = OrderedDict()
+        self._graphs: OrderedDict[Key, PlacedGraph] = OrderedDict()
         self.n_built = 0
 
     @property
@@ -84,6 +93,14 @@ class GraphCache:
         self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState
     ) -> np.ndarray:
         """Runs a graph on rows at `position`; returns f32 [n_rows, n_embd or n_vocab], or [0, 0] for none."""
+        placed = self._ready(shape, rows, position, n_kv, state)
+        self._backend.compute(placed.graph.ptr)
+        return placed.read()
+
+    def _ready(
+        self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState
+    ) -> PlacedGraph:
+        """The graph of this shape, aimed, and all inputs written."""
         _, _, n_tokens, n_out = shape
         placed = self._get(shape, n_kv, state)
         placed.aim(n_kv)
@@ -91,24 +108,25 @@ class GraphCache:
         self._inputs.write_place(position, n_tokens, n_kv)
         if 0 < n_out < n_tokens:
             self._inputs.write_out_ids(n_tokens, n_out)
-        self._backend.compute(placed.graph.ptr)
-        if placed.result is None:
-            return np.empty((0, 0), np.float32)
-        return placed.result.read(np.empty(placed.result.ne[1::-1], np.float32))
+        return placed
 
     def forget(self, state: SequenceState) -> None:
         """Drops the graphs of a sequence whose memory is about to be freed."""
         for key in [key for key in self._graphs if key[0] is state]:
-            self._graphs.pop(key).graph.close()
+            self._graphs.pop(key).close()
+
+    def _key(self, shape: Shape, n_kv: int, state: SequenceState) -> Key:
+        """What graphs are told apart by."""
+        return state, *shape
 
     def _get(self, shape: Shape, n_kv: int, state: SequenceState) -> PlacedGraph:
-        key = (state, shape)
+        key = self._key(shape, n_kv, state)
         placed = self._graphs.get(key)
         if placed is not None:
             self._graphs.move_to_end(key)
             return placed
         if len(self._graphs) >= GRAPHS_MAX:
-            self._graphs.popitem(last=False)[1].graph.close()
+            self._graphs.popitem(last=False)[1].close()
         placed = self._build(shape, n_kv, state)
         if self._buffer.place(placed.graph):
             self._drop_all()
@@ -116,17 +134,21 @@ class GraphCache:
         return placed
 
     def _build(self, shape: Shape, n_kv: int, state: SequenceState) -> PlacedGraph:
-        first, last, n_tokens, n_out = shape
-        g = GraphBuilder((last - first) * NODES_PER_LAYER_MAX + NODES_OUTSIDE_LAYERS_MAX)
+        step = self._step(shape, n_kv, state)
         try:
-            early = SELECTS_EARLY[self._spec.arch]
-            step = Step(g, self._weights, state, self._inputs, first, last, n_tokens, n_out, n_kv, early)
             result = self._chain(step)
         except BaseException:
-            g.drop()
+            step.builder.drop()
             raise
         self.n_built += 1
-        return PlacedGraph(g.finish(), result, step.reach, list(step.masks.values()), n_kv)
+        return PlacedGraph(step.builder.finish(), result, step, n_kv)
+
+    def _step(self, shape: Shape, n_kv: int, state: SequenceState) -> Step:
+        """A step with an empty graph."""
+        first, last, n_tokens, n_out = shape
+        g = GraphBuilder((last - first) * NODES_PER_LAYER_MAX + NODES_OUTSIDE_LAYERS_MAX)
+        early = SELECTS_EARLY[self._spec.arch]
+        return Step(g, self._weights, state, self._inputs, first, last, n_tokens, n_out, n_kv, early)
 
     def _chain(self, step: Step) -> Tensor | None:
         """Embedding or residual, the layers, and the output head where the span ends the model."""
@@ -153,7 +175,7 @@ class GraphCache:
 
     def _drop_all(self) -> None:
         for placed in self._graphs.values():
-            placed.graph.close()
+            placed.close()
         self._graphs.clear()
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from common.attention.reference import attend, group_queries, ungroup_rows
+from common.attention.grouping import group_queries, ungroup_rows
+from common.attention.reference import attend
 from common.errors import EngineError
 from common.model.gguf import GgufFile
 from common.model.spec import ModelSpec, RecurrentSpec

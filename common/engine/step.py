@@ -99,10 +99,15 @@ class Step:
 
     def attend(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Flash attention of q over the layer's cells [0, n_kv) -> [head_dim * n_head, n_tokens]."""
-        g, tensors = self.builder, self.state.layers[layer].tensors
-        k, v = (self._window(tensors[kind]) for kind in (KIND_K, KIND_V))
+        g = self.builder
+        k, v = (self._window(rows) for rows in self._rows(layer))
         out = g.flash_attention(g.permute(q, 0, 2, 1, 3), k, v, self._mask(layer), scale)
         return g.reshape(out, self.spec.head_dim * self.spec.n_head, self.n_tokens)
+
+    def _rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values, row after row."""
+        tensors = self.state.layers[layer].tensors
+        return tensors[KIND_K], tensors[KIND_V]
 
     def _window(self, cache: Tensor) -> Tensor:
         """[head_dim, n_kv, n_head_kv] view of a cache whose rows have the heads side by side."""
@@ -117,6 +122,16 @@ class Step:
         if kind not in self.masks:
             self.masks[kind] = self.inputs.mask_view(self.builder, kind, self.n_kv, self.n_tokens)
         return self.masks[kind]
+
+    def aim(self, n_kv: int) -> None:
+        """Lets attention of the finished graph read the cells [0, n_kv)."""
+        for view in self.reach:
+            view.struct.ne[1] = n_kv
+        for mask in self.masks.values():
+            struct = mask.struct
+            struct.ne[0] = n_kv
+            struct.nb[1] = n_kv * struct.nb[0]
+            struct.nb[2] = struct.nb[3] = struct.nb[1] * struct.ne[1]
 
     def recurrent_state(self, layer: int) -> tuple[Tensor, Tensor]:
         """The layer's convolution tail [d_conv-1, n_channels] and state [d_state, d_state, n_head_v]."""

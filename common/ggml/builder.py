@@ -63,6 +63,11 @@ class GraphBuilder:
 
     # --- order and end
 
+    @property
+    def n_nodes(self) -> int:
+        """Operations that run so far: a place at which the finished graph may be cut."""
+        return lib.ggml_graph_n_nodes(self._graph)
+
     def run(self, tensor: Tensor) -> Tensor:
         """Appends the tensor, and what it needs, to what the graph runs."""
         lib.ggml_build_forward_expand(self._graph, tensor.ptr)
@@ -72,6 +77,13 @@ class GraphBuilder:
         """As `run`, and keeps the result's memory so that it can be read afterwards."""
         lib.ggml_set_output(tensor.ptr)
         return self.run(tensor)
+
+    def input(self, ggml_type: int, *shape: int) -> Tensor:
+        """A tensor that is written before each run; some operation must read it, or it gets no memory."""
+        self._n_left -= 1
+        tensor = Tensor(lib.ggml_new_tensor_4d(self._context, ggml_type, *(*shape, 1, 1, 1)[:4]))
+        lib.ggml_set_input(tensor.ptr)
+        return tensor
 
     def finish(self) -> Graph:
         """The graph; the builder is spent."""
@@ -200,8 +212,31 @@ class GraphBuilder:
         require(fits and weight.nb[0] <= weight.nb[1] and a.type == F32, "matmul", weight, a)
         return self._new(lib.ggml_mul_mat, weight.ptr, a.ptr)
 
+    def outer_product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a [n, n_terms] and b [m, n_terms] (which may be a permutation) -> [n, m], summed over the terms. All f32."""
+        require(a.ne[1:] == b.ne[1:] and a.type == b.type == F32 and a.nb[0] == 4, "outer_product", a, b)
+        return self._new(lib.ggml_out_prod, a.ptr, b.ptr)
+
+    def soft_max(self, a: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """Softmax along axis 0 of scale * a + mask. mask f16 [n, n_rows], 0 or -inf, for every [n, n_rows] of `a`."""
+        require(a.type == F32 and a.is_contiguous, "soft_max", a)
+        if mask is not None:
+            fits = mask.type == F16 and mask.is_contiguous and mask.ne == (*a.ne[:2], 1, 1)
+            require(fits, "soft_max mask", a, mask)
+        return self._new(lib.ggml_soft_max_ext, a.ptr, mask.ptr if mask else None, scale, 0.0)
+
+    def argmax(self, a: Tensor) -> Tensor:
+        """i32 [n_rows]: where each row of a [n, n_rows] is largest, the first of equals."""
+        require(is_rows_of_f32(a) and a.ne[2:] == (1, 1), "argmax", a)
+        return self._new(lib.ggml_argmax, a.ptr)
+
+    def precise(self, product: Tensor) -> Tensor:
+        """Asks for f32 accumulation in a matmul, where the device has a coarser one."""
+        lib.ggml_prec_set_acc(product.ptr, PREC_F32)
+        return product
+
     def get_rows(self, a: Tensor, ids: Tensor) -> Tensor:
-        """Rows of a [n, n_rows] by ids i32 [n_ids]."""
+        """Rows of a [n, n_rows] by ids i32 [n_ids]; with further axes, ids [n_ids, n] for each [n, n_rows]."""
         require(
             ids.type == I32 and a.ne[2:] == ids.ne[1:3] and ids.ne[3] == 1 and is_weight(a),
             "get_rows",

@@ -6,10 +6,13 @@ common/engine.
 
 from __future__ import annotations
 
-from common.errors import OutOfMemoryError
+from collections.abc import Sequence
+from itertools import pairwise
+
+from common.errors import EngineError, OutOfMemoryError
 
 from .backend import Backend
-from .ffi import lib
+from .ffi import InitParams, lib
 
 
 class Graph:
@@ -25,8 +28,42 @@ class Graph:
         nodes = (lib.ggml_graph_node(self.ptr, i) for i in range(self.n_nodes))
         return sorted({lib.ggml_op_desc(n).decode() for n in nodes if not backend.supports(n)})
 
+    def parts(self, cuts: Sequence[int]) -> GraphParts:
+        """The graph as consecutive parts, cut before the nodes of these numbers. Raises EngineError."""
+        return GraphParts(self, cuts)
+
     def close(self) -> None:
         """Frees the graph. Calling it again does nothing."""
+        if self._context:
+            lib.ggml_free(self._context)
+        self._context = None
+
+
+class GraphParts:
+    """A graph cut into pieces that run one after the other, so that the host can act in between.
+
+    The pieces are lists of the same nodes: results stay where the whole graph's placement put them, for as long as no
+    other graph of that compute buffer runs in between.
+    """
+
+    def __init__(self, graph: Graph, cuts: Sequence[int]) -> None:
+        edges = [0, *cuts, graph.n_nodes]
+        if any(a >= b for a, b in pairwise(edges)):
+            raise EngineError(f"a graph of {graph.n_nodes} nodes cannot be cut before {list(cuts)}")
+        sizes = [b - a for a, b in pairwise(edges)]
+        n_bytes = sum(lib.ggml_graph_overhead_custom(size, False) for size in sizes)
+        self._context: int | None = lib.ggml_init(InitParams(n_bytes + 64 * len(sizes), None, True))
+        if not self._context:
+            raise OutOfMemoryError(f"no memory for the {len(sizes)} parts of a graph")
+        self.ptrs: list[int] = []
+        for first, end in pairwise(edges):
+            part = lib.ggml_new_graph_custom(self._context, end - first, False)
+            for number in range(first, end):
+                lib.ggml_graph_add_node(part, lib.ggml_graph_node(graph.ptr, number))
+            self.ptrs.append(part)
+
+    def close(self) -> None:
+        """Frees the lists, not the graph. Calling it again does nothing."""
         if self._context:
             lib.ggml_free(self._context)
         self._context = None

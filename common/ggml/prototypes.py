@@ -56,6 +56,10 @@ ggml_tensor * ggml_scale(ggml_context * ctx, ggml_tensor * a, float s);
 ggml_tensor * ggml_rms_norm(ggml_context * ctx, ggml_tensor * a, float eps);
 ggml_tensor * ggml_mul_mat(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 bool ggml_prec_set_acc(ggml_tensor * a, enum ggml_prec prec);
+ggml_tensor * ggml_out_prod(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor * ggml_soft_max_ext(ggml_context * ctx, ggml_tensor * a, ggml_tensor * mask, float scale, float
+    max_bias);
+ggml_tensor * ggml_argmax(ggml_context * ctx, ggml_tensor * a);
 ggml_tensor * ggml_get_rows(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_set_rows(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c);
 ggml_tensor * ggml_rope_ext(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c, int
@@ -78,6 +82,7 @@ ggml_cgraph * ggml_new_graph_custom(ggml_context * ctx, size_t size, bool grads)
 void ggml_build_forward_expand(ggml_cgraph * cgraph, ggml_tensor * tensor);
 int ggml_graph_n_nodes(ggml_cgraph * cgraph);
 ggml_tensor * ggml_graph_node(ggml_cgraph * cgraph, int i);
+void ggml_graph_add_node(ggml_cgraph * cgraph, ggml_tensor * tensor);
 size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t
     nrows, int64_t n_per_row, const float * imatrix);
 bool ggml_quantize_requires_imatrix(enum ggml_type type);
@@ -116,6 +121,10 @@ void ggml_backend_free(ggml_backend_t backend);
 ggml_backend_buffer_type_t ggml_backend_get_default_buffer_type(ggml_backend_t backend);
 void ggml_backend_tensor_set(ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 void ggml_backend_tensor_get(const ggml_tensor * tensor, void * data, size_t offset, size_t size);
+void ggml_backend_tensor_set_2d(ggml_tensor * tensor, const void * data, size_t offset, size_t size, size_t
+    n_copies, size_t stride_tensor, size_t stride_data);
+void ggml_backend_tensor_get_2d(const ggml_tensor * tensor, void * data, size_t offset, size_t size, size_t
+    n_copies, size_t stride_tensor, size_t stride_data);
 void ggml_backend_tensor_memset(ggml_tensor * tensor, uint8_t value, size_t offset, size_t size);
 void ggml_backend_synchronize(ggml_backend_t backend);
 enum ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph);

@@ -82,24 +82,71 @@ class Tensor:
 
     def write(self, array: np.ndarray, offset_bytes: int = 0) -> None:
         """Copies a C-contiguous array to the tensor's memory, `offset_bytes` in. EngineError when it does not fit."""
-        self._check(array, offset_bytes)
+        self.check(array, offset_bytes)
         lib.ggml_backend_tensor_set(self.ptr, array.ctypes.data, offset_bytes, array.nbytes)
 
     def read(self, array: np.ndarray, offset_bytes: int = 0) -> np.ndarray:
         """Fills a C-contiguous array from the tensor's memory and returns it. EngineError when out of bounds."""
-        self._check(array, offset_bytes)
+        self.check(array, offset_bytes)
         lib.ggml_backend_tensor_get(self.ptr, array.ctypes.data, offset_bytes, array.nbytes)
         return array
 
-    def _check(self, array: np.ndarray, offset_bytes: int) -> None:
+    def write_strips(self, array: np.ndarray, offset_bytes: int, stride_bytes: int) -> None:
+        """Copies the rows of a C-contiguous [n, m] array to places `stride_bytes` apart. Raises EngineError."""
+        strip = self._check_strips(array, offset_bytes, stride_bytes)
+        lib.ggml_backend_tensor_set_2d(
+            self.ptr, array.ctypes.data, offset_bytes, strip, len(array), stride_bytes, strip
+        )
+
+    def read_strips(self, array: np.ndarray, offset_bytes: int, stride_bytes: int) -> np.ndarray:
+        """Fills the rows of a C-contiguous [n, m] array from places `stride_bytes` apart. Raises EngineError."""
+        strip = self._check_strips(array, offset_bytes, stride_bytes)
+        lib.ggml_backend_tensor_get_2d(
+            self.ptr, array.ctypes.data, offset_bytes, strip, len(array), stride_bytes, strip
+        )
+        return array
+
+    def _check_strips(self, array: np.ndarray, offset_bytes: int, stride_bytes: int) -> int:
+        if array.ndim != 2 or not array.size or stride_bytes < array.strides[0]:
+            raise EngineError(f"strips are the rows of a matrix and do not overlap; got {list(array.shape)}")
+        self.check(array, offset_bytes, (len(array) - 1) * stride_bytes + array.strides[0])
+        return array.strides[0]
+
+    def check(self, array: np.ndarray, offset_bytes: int = 0, extent_bytes: int | None = None) -> None:
+        """EngineError unless the array is C-contiguous and its bytes (or a larger extent) lie inside the tensor."""
         if not array.flags.c_contiguous:
             raise EngineError("only C-contiguous arrays are copied to and from tensors")
-        if offset_bytes < 0 or offset_bytes + array.nbytes > self.n_bytes:
+        extent = array.nbytes if extent_bytes is None else extent_bytes
+        if offset_bytes < 0 or offset_bytes + extent > self.n_bytes:
             raise EngineError(
-                f"{array.nbytes} bytes at {offset_bytes} lie outside the {self.n_bytes} bytes of {self!r}"
+                f"{extent} bytes at {offset_bytes} lie outside the {self.n_bytes} bytes of {self!r}"
             )
         if not self.struct.data:
             raise EngineError(f"{self!r} has no memory (nothing reads it, or it was not allocated)")
+
+
+class Port:
+    """A tensor and an array of its first bytes, checked once: for what is exchanged before or after every run.
+
+    The tensor must have memory, and keep it as long as the port is used.
+    """
+
+    def __init__(self, tensor: Tensor, array: np.ndarray) -> None:
+        """array: C-contiguous, the tensor's first bytes. Raises EngineError."""
+        tensor.check(array)
+        self.array = array
+        self._arguments = (tensor.ptr, array.ctypes.data, 0, array.nbytes)
+
+    def send(self, values: np.ndarray | None = None) -> None:
+        """Copies the array, after `values` are copied into it if there are some, to the tensor."""
+        if values is not None:
+            np.copyto(self.array, values)
+        lib.ggml_backend_tensor_set(*self._arguments)
+
+    def fetch(self) -> np.ndarray:
+        """Copies the tensor to the array, and returns it: the next exchange changes it."""
+        lib.ggml_backend_tensor_get(*self._arguments)
+        return self.array
 
 
 class Arena:

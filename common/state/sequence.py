@@ -1,8 +1,9 @@
 """SequenceState: the K/V rows and recurrent states of one sequence, of all layers an engine holds.
 
 Each layer counts the positions it has rows for; rows beyond that count are never read. K and V are f16, token-major,
-one tensor each of [n_ctx][n_head_kv * head_dim]; a recurrent layer has a convolution tail and a state matrix per head,
-both f32. Rows and states leave and enter as RowSection, checked whole before the first byte is changed.
+one tensor each of [n_ctx][n_head_kv * head_dim]; with pages, layers that attend to everything keep them page by page
+(pages.py). A recurrent layer has a convolution tail and a state matrix per head, both f32. Rows and states leave and
+enter as RowSection, token-major, checked whole before the first byte is changed.
 Knows nothing of graphs; used by common/engine.
 """
 
@@ -17,7 +18,9 @@ from common.ggml.tensor import F16, F32, Arena, Tensor
 from common.model.spec import ModelSpec
 from common.wire.rows import KIND_CONV, KIND_K, KIND_NAMES, KIND_RECURRENT, KIND_V, RowSection
 
+from .pages import PageLayout
 from .recurrent import RecurrentSnapshot
+from .rows import PagedKeys, PagedValues, RowStore, TokenRows
 
 
 @dataclass
@@ -25,7 +28,11 @@ class LayerState:
     """One layer's tensors by section kind (K and V, or conv and recurrent), and the positions it has seen."""
 
     tensors: dict[int, Tensor]
+    stores: dict[int, RowStore]
+    """How K and V lie in their tensors; empty in a recurrent layer."""
     n_valid: int = 0
+    n_clean: int = 0
+    """Rows [n_valid, n_clean) are known to be zero."""
 
     @property
     def is_recurrent(self) -> bool:
@@ -36,26 +43,33 @@ class LayerState:
 class SequenceState:
     """State of the layers [first, last) of `spec`, with room for `n_ctx` positions."""
 
-    def __init__(self, spec: ModelSpec, n_ctx: int, buffer_type: int) -> None:
+    def __init__(self, spec: ModelSpec, n_ctx: int, buffer_type: int, page_tokens: int | None = None) -> None:
+        """page_tokens: keys of a page, a multiple of PAGE_PAD_TOKENS; None when attention reads no pages."""
         self.spec, self.n_ctx = spec, n_ctx
+        self.pages = PageLayout(page_tokens, n_ctx, spec.n_head_kv, spec.head_dim) if page_tokens else None
         self._arena = Arena(2 * len(spec.layers))
-        self.layers: dict[int, LayerState] = {
-            layer: LayerState(self._declare(layer)) for layer in spec.layers
-        }
+        self.layers: dict[int, LayerState] = {layer: self._declare(layer) for layer in spec.layers}
         self.n_bytes = self._arena.allocate(buffer_type, clear=True)
 
-    def _declare(self, layer: int) -> dict[int, Tensor]:
+    def _declare(self, layer: int) -> LayerState:
         tensor, spec = self._arena.tensor, self.spec
-        if (
-            spec.kind(layer) != "recurrent"
-        ):  # a sliding layer keeps all its rows too: any of them can be truncated to
-            rows = (F16, spec.n_embd_kv, self.n_ctx)
-            return {KIND_K: tensor(*rows, name=f"K {layer}"), KIND_V: tensor(*rows, name=f"V {layer}")}
-        r = spec.recurrent
-        assert r is not None, "the spec checks that recurrent layers have sizes"
-        conv = tensor(F32, r.d_conv - 1, r.n_channels, name=f"conv {layer}")
-        state = tensor(F32, r.d_state, r.d_state, r.n_head_v, name=f"state {layer}")
-        return {KIND_CONV: conv, KIND_RECURRENT: state}
+        if spec.kind(layer) == "recurrent":
+            r = spec.recurrent
+            assert r is not None, "the spec checks that recurrent layers have sizes"
+            conv = tensor(F32, r.d_conv - 1, r.n_channels, name=f"conv {layer}")
+            state = tensor(F32, r.d_state, r.d_state, r.n_head_v, name=f"state {layer}")
+            return LayerState({KIND_CONV: conv, KIND_RECURRENT: state}, {})
+        # a sliding layer keeps all its rows too: any of them can be truncated to
+        stores: dict[int, RowStore]
+        if self.pages and spec.kind(layer) == "attention":
+            k = tensor(F16, spec.head_dim, spec.n_head_kv * self.n_ctx, name=f"K {layer}")
+            v = tensor(F16, 1, self.pages.n_value_elements, name=f"V {layer}")
+            stores = {KIND_K: PagedKeys(k, self.pages), KIND_V: PagedValues(v, self.pages)}
+        else:
+            k = tensor(F16, spec.n_embd_kv, self.n_ctx, name=f"K {layer}")
+            v = tensor(F16, spec.n_embd_kv, self.n_ctx, name=f"V {layer}")
+            stores = {KIND_K: TokenRows(k), KIND_V: TokenRows(v)}
+        return LayerState({KIND_K: k, KIND_V: v}, stores)
 
     # --- counting
 
@@ -75,7 +89,13 @@ class SequenceState:
     def advance(self, layers: range, n_valid: int) -> None:
         """Notes that the layers now have rows for [0, n_valid)."""
         for layer in layers:
-            self.layers[layer].n_valid = n_valid
+            self._count(layer, n_valid)
+
+    def _count(self, layer: int, n: int) -> None:
+        held = self.layers[layer]
+        if n < held.n_valid:
+            held.n_clean = 0
+        held.n_valid = n
 
     def truncate(self, layers: range, n: int) -> None:
         """Forgets positions from `n` on. Recurrent layers can only go to 0 or stay. Raises EngineError."""
@@ -91,18 +111,32 @@ class SequenceState:
         for layer in layers:
             self._reset(layer, n)
 
+    def clean(self, layer: int, end: int) -> None:
+        """Zeroes the rows [n_valid, end) of a layer that are not known to be zero.
+
+        Attention by pages reads a few rows beyond the newest one, hidden by a mask: whatever was left there must be
+        finite, or it would come through.
+        """
+        held = self.layers[layer]
+        if held.n_clean >= end or held.n_valid >= end:
+            return
+        for store in held.stores.values():
+            store.write(held.n_valid, np.zeros((end - held.n_valid) * store.row_bytes, np.uint8))
+        held.n_clean = end
+
     def _reset(self, layer: int, n: int) -> None:
         state = self.layers[layer]
         if n == 0 and state.is_recurrent:
             for tensor in state.tensors.values():
                 tensor.write(np.zeros(tensor.n_bytes, np.uint8))
-        state.n_valid = n
+        self._count(layer, n)
 
     def lose(self, layers: range, position: int) -> None:
         """After a failed run: rows from `position` on are void, and recurrent states are void altogether."""
         for layer in layers:
-            recurrent = self.layers[layer].is_recurrent
-            self._reset(layer, 0 if recurrent else min(position, self.layers[layer].n_valid))
+            held = self.layers[layer]
+            held.n_clean = 0
+            self._reset(layer, 0 if held.is_recurrent else min(position, held.n_valid))
 
     # --- snapshots
 
@@ -155,10 +189,8 @@ class SequenceState:
         return sections
 
     def _export_kv(self, layer: int, kind: int, p0: int, p1: int) -> RowSection:
-        tensor = self.layers[layer].tensors[kind]
-        row = tensor.nb[1]
-        data = tensor.read(np.empty((p1 - p0) * row, np.uint8), p0 * row)
-        return RowSection(layer, kind, tensor.type, p0, p1, row, data)
+        store = self.layers[layer].stores[kind]
+        return RowSection(layer, kind, store.tensor.type, p0, p1, store.row_bytes, store.read(p0, p1))
 
     def _export_state(self, layer: int, kind: int) -> RowSection:
         held = self.layers[layer]
@@ -186,8 +218,11 @@ class SequenceState:
                         f"layer {layer}: {KIND_NAMES[kind]} would reach {reaches} positions, not {n_valid_after}"
                     )
         for section in sections:
-            tensor = self.layers[section.layer].tensors[section.kind]
-            tensor.write(_bytes(section), 0 if section.kind > KIND_V else section.p0 * section.row_bytes)
+            held = self.layers[section.layer]
+            if section.kind > KIND_V:
+                held.tensors[section.kind].write(_bytes(section))
+            elif section.p1 > section.p0:
+                held.stores[section.kind].write(section.p0, _bytes(section))
         self.advance(layers, n_valid_after)
 
     def _check_section(
@@ -201,7 +236,7 @@ class SequenceState:
         held = self.layers[section.layer]
         tensor = held.tensors[section.kind]
         state = section.kind > KIND_V
-        row = tensor.n_bytes if state else tensor.nb[1]
+        row = tensor.n_bytes if state else held.stores[section.kind].row_bytes
         rows = 1 if state else section.p1 - section.p0
         if section.ggml_type != tensor.type or section.row_bytes != row:
             raise EngineError(f"rows of {section}: here a row is {row} bytes of type {tensor.type}")

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.attention.grouping import group_queries
 from common.attention.merge import from_normalised, merge
 from common.attention.partial import PartialAttention, fold, fold_all
-from common.attention.reference import attend, group_queries, softmax_attention
+from common.attention.reference import attend, softmax_attention
 
 # Each fold rounds a few times (one exponential, two products, one sum), relative to the result; with up to 12 pages
 # and values of order one this leaves 64 roundings of headroom.

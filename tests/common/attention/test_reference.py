@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.attention.reference import attend, group_queries, softmax_attention, ungroup_rows
+from common.attention.grouping import group_queries, ungroup_rows
+from common.attention.reference import attend, softmax_attention
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))

@@ -1,0 +1,73 @@
+"""LocalPages: the pages of a sequence that are in this process, attended by a PageKernel.
+
+Pages are read where the sequence's rows lie; nothing is copied. Used by paged.py.
+"""
+
+from __future__ import annotations
+
+from common.attention.order import fold_groups
+from common.attention.partial import PartialAttention
+from common.errors import EngineError
+from common.state.pages import n_pages
+from common.state.sequence import SequenceState
+from common.wire.rows import KIND_K, KIND_V
+
+from .kv_source import PageQuery
+from .page_graph import PageRef
+from .page_kernel import PageKernel
+
+F16_BYTES = 2
+
+
+class LocalPages:
+    """A KvSource over the pages from `first_page` on: all of them, or those that nobody else holds."""
+
+    def __init__(self, state: SequenceState, kernel: PageKernel, group_pages: int) -> None:
+        """The state must have pages."""
+        assert state.pages is not None, "a sequence without pages has nothing to attend"
+        self.first_page = 0
+        self._state, self._kernel, self._layout = state, kernel, state.pages
+        self._group_pages = group_pages
+        self._query: PageQuery | None = None
+        self._refs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
+
+    def start_attend(self, query: PageQuery) -> None:
+        """Remembers the query: this processor has other things to do until it is awaited."""
+        self._query = query
+
+    def wait_attend(self) -> list[PartialAttention]:
+        """One partial a group, computed now. Raises EngineError."""
+        query, self._query = self._query, None
+        if query is None:
+            raise EngineError("nothing was asked of these pages")
+        pages = self._pages(query.layer, query.rows.end)
+        if not pages:
+            return []
+        parts = self._kernel.attend(query.q, query.scale, pages, query.rows)
+        return fold_groups(parts, self.first_page, self._group_pages)
+
+    def reserve(self, layer: int, n_rows: int) -> None:
+        """Takes the memory that the deepest query of so many rows needs. See PageKernel.reserve."""
+        self._kernel.reserve(self._pages(layer, self._state.n_ctx), n_rows)
+
+    def _pages(self, layer: int, n_keys: int) -> tuple[PageRef, ...]:
+        """The pages of a layer that hold the keys [0, n_keys), without those before first_page."""
+        key = (layer, self.first_page, n_pages(n_keys, self._layout.page_tokens))
+        if key not in self._refs:
+            self._refs[key] = tuple(self._ref(layer, page) for page in range(*key[1:]))
+        return self._refs[key]
+
+    def _ref(self, layer: int, page: int) -> PageRef:
+        layout, tensors = self._layout, self._state.layers[layer].tensors
+        head = layout.head_dim * F16_BYTES
+        line = layout.line(page) * F16_BYTES
+        return PageRef(
+            k=tensors[KIND_K],
+            k_offset=layout.key_offset(page) * F16_BYTES,
+            k_strides=(head, layout.n_keys(page) * head),
+            v=tensors[KIND_V],
+            v_offset=layout.value_offset(page) * F16_BYTES,
+            v_strides=(line, layout.head_dim * line),
+            first_position=page * layout.page_tokens,
+            n_keys=layout.n_keys(page),
+        )

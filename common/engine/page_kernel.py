@@ -1,0 +1,157 @@
+"""PageKernel: attends pages in memory, and keeps the graphs that do it.
+
+One form serves any number of rows, here and on a worker, so that who computes changes no bit; many rows run in blocks.
+Knows nothing of sequences; used by local_pages.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.attention.partial import PartialAttention
+from common.errors import EngineError, UnsupportedOperationError
+from common.ggml.backend import Backend
+from common.ggml.graph import ComputeBuffer
+from common.ggml.tensor import I32, Arena, Tensor
+
+from .kv_source import QueryRows
+from .page_graph import PageGraph, PageGraphBuilder, PageRef, PageShape
+
+ROWS_MAX = 384
+"""Query rows a head in one graph. More run in blocks: that bounds the memory of scores and costs no time."""
+GRAPHS_PER_LAYER = 4
+VISIBLE, HIDDEN = np.float16(0), np.float16(-np.inf)
+
+
+class PageKernel:
+    """For pages of one shape on one backend; one thread at a time."""
+
+    def __init__(self, backend: Backend, shape: PageShape, n_layer: int = 1) -> None:
+        """n_layer: of how many layers graphs are kept. Raises OutOfMemoryError."""
+        self.shape = shape
+        self._backend = backend
+        self._buffer = ComputeBuffer(backend)
+        self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
+        self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
+        self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
+        self._arena = Arena(1)
+        self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
+        self._arena.allocate(backend.buffer_type)
+        self._key_numbers.write(np.arange(shape.page_tokens, dtype=np.int32))
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of scores and results."""
+        return self._buffer.n_bytes
+
+    def attend(
+        self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows
+    ) -> list[PartialAttention]:
+        """One partial f32 [n_head_kv, n_rows] for each page; a row that sees none of its keys is the identity.
+
+        q f32 [n_head_kv, n_rows, head_dim]; every page must hold a key that some row sees. Raises EngineError.
+        """
+        expected = (self.shape.n_head_kv, rows.n_rows, self.shape.head_dim)
+        if q.shape != expected:
+            raise EngineError(f"queries are {list(q.shape)}, expected {list(expected)}")
+        blocks = [
+            self._attend_block(q, scale, pages, rows, slice(r, min(r + ROWS_MAX, rows.n_rows)))
+            for r in range(0, rows.n_rows, ROWS_MAX)
+        ]
+        if len(blocks) == 1:
+            return blocks[0]
+        return [_side_by_side(parts) for parts in zip(*blocks, strict=True)]
+
+    def reserve(self, pages: tuple[PageRef, ...], n_rows: int) -> None:
+        """Takes the memory that attending these pages needs. Raises UnsupportedOperationError, OutOfMemoryError."""
+        self._get(pages, min(n_rows, ROWS_MAX), 1.0, len(pages) - 1)
+
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Drops the graphs that read one of these, whose memory is about to be freed."""
+        gone = {tensor.ptr for tensor in tensors}
+        for key in [key for key in self._graphs if any(ref.k.ptr in gone for ref in key[0])]:
+            self._graphs.pop(key).close()
+
+    def close(self) -> None:
+        """Frees graphs and memory. Calling it again does nothing."""
+        self._drop_all()
+        self._buffer.close()
+        self._arena.close()
+
+    # --- one block of rows
+
+    def _attend_block(
+        self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows, block: slice
+    ) -> list[PartialAttention]:
+        n_whole = sum(ref.first_position + ref.n_keys <= rows.position + 1 for ref in pages)
+        graph = self._get(pages, block.stop - block.start, scale, n_whole)
+        graph.queries_port.send(q[:, block])
+        for ref, nodes in zip(pages, graph.pages, strict=True):
+            nodes.aim(ref.n_read(rows.end))
+            if nodes.mask is not None:
+                nodes.mask.write(self._mask(ref.first_position, nodes.n_read, rows, block))
+        self._backend.compute(graph.graph.ptr)
+        graph.results_port.fetch()
+        return [
+            self._accumulators(graph, number, scale, rows.positions[block] < ref.first_position)
+            if ref.first_position > rows.position
+            else self._accumulators(graph, number, scale)
+            for number, ref in enumerate(pages)
+        ]
+
+    @staticmethod
+    def _accumulators(
+        graph: PageGraph, number: int, scale: float, blind: np.ndarray | None = None
+    ) -> PartialAttention:
+        """Of page `number`, from the results; `blind` rows saw no key of it."""
+        l = np.reciprocal(graph.weight[number])  # noqa: E741
+        m = graph.score[number] * np.float32(scale)
+        o = graph.o[number] * l[..., None]
+        if blind is not None:
+            m[:, blind], l[:, blind], o[:, blind] = -np.inf, 0, 0
+        return PartialAttention(m, l, o)
+
+    def _mask(self, first_position: int, n_read: int, rows: QueryRows, block: slice) -> np.ndarray:
+        """f16 [n_rows, n_read]: which keys of a page each row sees. The last one is kept: every layer asks the same.
+
+        A row that sees none is shown the first, so that its softmax is a number; what it yields is thrown away.
+        """
+        key = (first_position, n_read, rows, block.start)
+        if self._last_mask[0] != key:
+            keys = first_position + np.arange(n_read)
+            last = np.maximum(rows.positions[block], first_position)[:, None]
+            self._last_mask = (key, np.where(keys <= last, VISIBLE, HIDDEN))
+        return self._last_mask[1]
+
+    # --- graphs
+
+    def _get(self, pages: tuple[PageRef, ...], n_rows: int, scale: float, n_whole: int) -> PageGraph:
+        key = (pages, n_rows, scale, n_whole)
+        graph = self._graphs.get(key)
+        if graph is not None:
+            self._graphs.move_to_end(key)
+            return graph
+        if len(self._graphs) >= self._n_graphs_max:
+            self._graphs.popitem(last=False)[1].close()
+        graph = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale).build(pages, n_whole)
+        if missing := graph.graph.unsupported(self._backend):
+            graph.close()
+            raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")
+        if self._buffer.place(graph.graph):
+            self._drop_all()
+        graph.connect()
+        self._graphs[key] = graph
+        return graph
+
+    def _drop_all(self) -> None:
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+
+def _side_by_side(blocks: Sequence[PartialAttention]) -> PartialAttention:
+    """The rows of several partials over the same keys as one."""
+    return PartialAttention(*(np.concatenate([getattr(b, name) for b in blocks], axis=1) for name in "mlo"))
