@@ -32,7 +32,7 @@ def test_what_is_needed_comes_first_and_the_newest_of_it_when_not_all_fits(end, 
 
 @given(ends, positions, st.integers(1, 400))
 def test_half_of_the_room_is_for_the_newest_borders(end, borders, capacity):
-    floors = sorted({grid_floor(border) for border in borders if UBATCH_TOKENS <= border} - {0})
+    floors = sorted({grid_floor(border) for border in borders if border >= UBATCH_TOKENS} - {0})
     floors = [floor for floor in floors if floor <= end]
     points = points_worth_keeping(end, (), borders, capacity)
     n_sure = min(len(floors), (min(capacity, POINTS_MAX) + 1) // 2)

@@ -1,4 +1,4 @@
-"""Aim: kept states stay within their bytes, the pinned one survives everything, short memory costs states and no request.
+"""Aim: kept states stay within their bytes, the pinned one survives all, short memory costs states and no request.
 Method: hypothesis drives Snapshots with small arrays as states and a machine's memory that the test decides."""
 
 from __future__ import annotations
