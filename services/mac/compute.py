@@ -184,7 +184,9 @@ class Compute:
                 self._forget(lane)
                 for each in self._lanes:
                     each.sequence.snapshots.shed()
-                self._fail(request, OutOfMemoryError("the host's memory is short; try a shorter prompt, or later"))
+                self._fail(
+                    request, OutOfMemoryError("the host's memory is short; try a shorter prompt, or later")
+                )
             except Exception as error:
                 self._forget(lane)
                 log.exception("request failed unexpectedly")
