@@ -12,8 +12,9 @@ import pytest
 from common.errors import ModelError
 from common.model.geometry import preset
 from common.model.spec import ModelSpec
+from common.model.split import plan_split
 from common.model.synthetic import write_synthetic
-from services.launch.tail import tail_for
+from services.launch.tail import lowest_layer, tail_for
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,12 @@ def test_it_is_cut_once_and_kept(model, tmp_path):
     stamp = first.stat().st_mtime_ns
     assert tail_for(model, None, tmp_path) == first
     assert first.stat().st_mtime_ns == stamp
+
+
+def test_the_file_begins_lower_when_memory_allows(smollm2):
+    spec = ModelSpec.read(smollm2)
+    plenty, little = lowest_layer(spec, 1 << 50), lowest_layer(spec, 0)
+    assert 0 < plenty < little == plan_split(spec).layer and plenty % spec.cycle == 0
 
 
 def test_another_layer_is_another_file(model, tmp_path):
