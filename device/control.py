@@ -150,6 +150,7 @@ class ControlServer:
         self._listener = listener
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
+        self._n_changes = 0
         self._open = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -205,7 +206,13 @@ class ControlServer:
 
     async def _wake(self) -> None:
         async with self._changed:
+            self._n_changes += 1
             self._changed.notify_all()
+
+    async def _change_after(self, seen: int) -> None:
+        """Wait until something changed since `seen`: also what changed while the line before was being sent."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._n_changes != seen)
 
     def _keep(self, task: asyncio.Task[Any] | None) -> None:
         assert task is not None, "called from a task"
@@ -243,12 +250,14 @@ class ControlServer:
         try:
             told: dict[str, Any] = {}
             while not gone.done():
+                seen = self._n_changes
                 state = self.control.state()
                 if {**state, "avail_mb": 0} != {**told, "avail_mb": 0}:  # memory alone moves all the time
                     await _tell(writer, state)
                     told = state
-                async with self._changed:
-                    await self._changed.wait()
+                change = asyncio.ensure_future(self._change_after(seen))
+                await asyncio.wait((gone, change), return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
         finally:
             gone.cancel()
 

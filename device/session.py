@@ -22,7 +22,7 @@ from common.wire import extension_frames as ext
 from common.wire.frames import RESIDUAL, Frame
 from common.wire.layout import Payload
 from common.wire.link import Arrived, Link, Phase, Refused, Role
-from common.wire.stream import FrameReader, FrameWriter
+from common.wire.stream import SEND_BUFFERS_MAX, FrameReader, FrameWriter
 from device.compute import Work
 
 log = get_log()
@@ -160,9 +160,13 @@ class Session:
             self._send(buffers)
 
     def _send(self, buffers: list[memoryview]) -> None:
-        writer = FrameWriter()
-        writer.add(buffers)
         try:
+            sent = self._sock.sendmsg(buffers[:SEND_BUFFERS_MAX])
+            if len(buffers) == 1 and sent == len(buffers[0]):
+                return  # most answers are short and leave at once
+            writer = FrameWriter()
+            writer.add(buffers)
+            writer.advance(sent)
             while writer:
                 writer.advance(self._sock.sendmsg(writer.buffers()))
         except OSError as error:

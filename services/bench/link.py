@@ -80,6 +80,7 @@ class BridgeEnd:
             1024,
             kv_type=1,
             fingerprint_text=spec.fingerprint_text(spec.layer_start),
+            window=CHUNK_WINDOW,
         )
         self.cable.send(greeting(hello, boot_id=1), time.monotonic(), epoch=time.time_ns())
         self._heard(ext.Hello3Ok)

@@ -128,3 +128,12 @@ def test_watch_tells_changes_and_the_end(cases):
         assert line.read() is None
         assert worker.wait(5) == 0
         assert time.monotonic() - started < 5
+
+
+def test_a_watcher_that_leaves_frees_its_place_at_once(cases):
+    """More watchers than there are places, one after the other: none may be turned away for one that has left."""
+    with worker_process(cases["llama"].tail) as worker:
+        for _ in range(3 * WORKER_CLIENTS_MAX):
+            with closing(Line(worker.control)) as line:
+                line.sock.sendall(b"watch\n")
+                assert line.read()["state"] == "ready"

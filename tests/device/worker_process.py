@@ -7,10 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +30,10 @@ class WorkerProcess:
     """What it said before it was ready."""
 
     def signal(self, number: int) -> None:
+        """Send a signal; SIGSTOP has taken effect on all threads when this returns."""
         self.process.send_signal(number)
+        while number == signal.SIGSTOP and psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def wait(self, timeout_s: float) -> int:
         return self.process.wait(timeout_s)

@@ -22,6 +22,7 @@ class _BlockingChannel(Channel):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self._others: Sequence[tuple[Any, int]] = []  # what `wait` was last asked to watch as well
 
     def recv(self, timeout_s: float | None, *, hot_s: float = 0.0) -> Received | None:
         """The next message, or None after `timeout_s` (None: wait for ever; 0: only look).
@@ -42,6 +43,8 @@ class _BlockingChannel(Channel):
             left_s = None if timeout_s is None else start + timeout_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
+            if self._others:
+                self._watch_also([])
             self._wait(left_s)
 
     def wait(self, timeout_s: float | None, *sockets: Any, writers: Sequence[Any] = ()) -> list[Any]:
@@ -49,16 +52,20 @@ class _BlockingChannel(Channel):
 
         Those of `sockets` that are also in `writers` count as ready when they can be written, too.
         """
-        for other in sockets:
-            self._poller.register(other, zmq.POLLIN | zmq.POLLOUT if other in writers else zmq.POLLIN)
-        try:
-            ready = self._wait(timeout_s)
-        finally:
-            for other in sockets:
-                self._poller.unregister(other)
+        wanted = [(other, zmq.POLLIN | zmq.POLLOUT if other in writers else zmq.POLLIN) for other in sockets]
+        if wanted != self._others:  # they seldom change, and registering costs as much as waiting
+            self._watch_also(wanted)
+        ready = self._wait(timeout_s)
         # The poller answers with descriptors for everything that is not a ZeroMQ socket.
         by_fd = {other.fileno(): other for other in sockets}
         return [self if item is self._socket else by_fd[item] for item in ready]
+
+    def _watch_also(self, wanted: Sequence[tuple[Any, int]]) -> None:
+        for other, _ in self._others:
+            self._poller.unregister(other)
+        for other, events in wanted:
+            self._poller.register(other, events)
+        self._others = wanted
 
     def close(self) -> None:
         """Close the socket; what was sent has LINGER_MS to leave."""
