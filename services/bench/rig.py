@@ -25,6 +25,7 @@ class Seat:
 
     name: str
     split_layer: int
+    """0: alone; for a host that chooses by itself, the first layer of its worker's file."""
     client: HostClient
 
 
@@ -52,16 +53,25 @@ class Rig:
         """Start a host that never splits."""
         return self._seat("alone", 0, self._settings("alone", 0))
 
-    def seat_split(self, split_layer: int) -> Seat:
-        """Start a host that splits at `split_layer`, with a bridge and a worker of its own."""
-        name = f"split{split_layer}"
+    def seat_split(self, split_layer: int, name: str = "", *, chooses: bool = False, **flags: object) -> Seat:
+        """Start a host that splits at `split_layer`, with a bridge and a worker of its own.
+
+        chooses: the host may move the split from there. flags: settings of this seat alone.
+        """
+        name = name or f"split{split_layer}"
         tail = self.processes.folder / f"tail{split_layer}.gguf"
         if not tail.exists():
             write_tail(self.model, split_layer, tail)
-        settings = self._settings(name, split_layer, tail)
+        settings = self._settings(name, split_layer, tail, flags | ({"split_layer": None} if chooses else {}))
         self.processes.start(f"{name}-worker", "device.worker", settings, self.worker_core)
         self.processes.start(f"{name}-bridge", "services.bridge", settings, self.host_core)
         return self._seat(name, split_layer, settings)
+
+    def close(self, seat: Seat) -> None:
+        """End a seat's processes."""
+        self._seats.remove(seat)
+        seat.client.close()
+        self.processes.stop(*(f"{seat.name}-{part}" for part in self.pids(seat)))
 
     def restart_worker(self, seat: Seat) -> None:
         """Start a worker again that was killed, at its old address."""
@@ -125,7 +135,9 @@ class Rig:
         self._seats.append(seat)
         return seat
 
-    def _settings(self, name: str, split_layer: int, tail: Path | None = None) -> Settings:
+    def _settings(
+        self, name: str, split_layer: int, tail: Path | None = None, more: dict[str, object] | None = None
+    ) -> Settings:
         """The settings of one seat's processes: one thread each, free ports, a run directory of their own."""
         flags: dict[str, object] = {
             "run_dir": str(self.processes.run_dir(name)),
@@ -152,4 +164,4 @@ class Rig:
                 "listen_port": port,
                 "listen_control_port": control_port,
             }
-        return load_settings(None, {}, flags)
+        return load_settings(None, {}, flags | (more or {}))

@@ -18,7 +18,9 @@ from services.bench.pipeline import pipeline_bound_s
 from services.bench.report import NotMeasuredError
 from services.bench.rig import Seat
 
-NEW_TOKENS = 2048
+NEW_TOKENS, LONG_TOKENS = 2048, 8192
+ALONE = "alone"
+"""Name of the seat of a host alone."""
 
 
 @dataclass(frozen=True)
@@ -27,53 +29,67 @@ class Case:
 
     label: str
     path: Path
-    split_layers: tuple[int, ...]
-    """The first one is 40/64 of the layers."""
+    forty: int
+    """40/64 of the layers."""
     depths: tuple[int, ...]
     n_rounds: int
     n_ctx: int = 8192
+    long_reads: bool = False
+    """Whether reads of LONG_TOKENS are measured, too."""
+    neighbours: bool = False
+    """Whether the layers beside the planner's choice are tried, too."""
+    layer: int | None = None
+    """Take this one for the planner's choice."""
 
 
 @dataclass
 class Round:
-    """One read of the same prompt on every seat: answers by split layer, 0 for the host alone."""
+    """One read of the same prompt on every seat: answers by the seat's name, ALONE for the host alone."""
 
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
     others_share: float = 0.0
     """The most that other programs took of the machine during one of these reads."""
 
 
 @dataclass
 class Readings:
-    """The rounds that count of one (model, depth)."""
+    """The rounds that count of one (model, depth, number of new tokens), and the split layer of every seat."""
 
     case: Case
     depth: int
     rounds: list[Round]
+    layers: dict[str, int]
+    """By seat name; only split seats over plain loopback compete for the best layer."""
+    n_new: int = NEW_TOKENS
 
-    def answers(self, split_layer: int) -> list[Answer]:
-        return [measured.answers[split_layer] for measured in self.rounds]
+    def answers(self, seat: str) -> list[Answer]:
+        return [measured.answers[seat] for measured in self.rounds]
 
-    def read_s(self, split_layer: int) -> float:
+    def read_s(self, seat: str) -> float:
         """Median seconds from asking to the first token."""
-        return median(answer.first_token_s for answer in self.answers(split_layer))
+        return median(answer.first_token_s for answer in self.answers(seat))
 
-    def speedup(self, split_layer: int) -> float:
-        return self.read_s(0) / self.read_s(split_layer)
+    def speedup(self, seat: str) -> float:
+        return self.read_s(ALONE) / self.read_s(seat)
 
-    def efficiency(self, split_layer: int) -> float:
+    def efficiency(self, seat: str) -> float:
         """Median of (bound from the read's own stages / its time)."""
         return median(
-            pipeline_bound_s(answer.report.stages) / answer.first_token_s
-            for answer in self.answers(split_layer)
+            pipeline_bound_s(answer.report.stages) / answer.first_token_s for answer in self.answers(seat)
         )
 
-    def worker_tokens(self, split_layer: int) -> int:
-        return sum(answer.report.tokens_worker for answer in self.answers(split_layer))
+    def worker_tokens(self, seat: str) -> int:
+        return sum(answer.report.tokens_worker for answer in self.answers(seat))
 
     @property
-    def best_layer(self) -> int:
-        return max(self.case.split_layers, key=self.speedup)
+    def best(self) -> str:
+        """Name of the seat that was fastest over plain loopback."""
+        return max((seat for seat in self.layers if "-" not in seat), key=self.speedup)
+
+    @property
+    def words(self) -> str:
+        """How figures call the length of these reads."""
+        return "2k" if self.n_new == NEW_TOKENS else "8k"
 
     @property
     def others_share(self) -> float:
@@ -93,14 +109,16 @@ def quietest(rounds: list[Round], n_wanted: int) -> list[Round]:
     return sorted(rounds, key=lambda measured: measured.others_share)[:n_wanted]
 
 
-def check_read(where: str, depth: int, seat: Seat, answer: Answer, alone: Answer | None) -> None:
-    """Raise NotMeasuredError unless this read of NEW_TOKENS did what it is measured for, and chose what `alone` did."""
+def check_read(
+    where: str, depth: int, seat: Seat, answer: Answer, alone: Answer | None, n_new: int = NEW_TOKENS
+) -> None:
+    """Raise NotMeasuredError unless this read of n_new tokens did what it is for, and chose what `alone` did."""
     read = answer.report
     if read.tokens_cache != depth:
         raise NotMeasuredError(f"{where}: {read.tokens_cache} tokens were reused, expected {depth}")
     if read.fallbacks:
         raise NotMeasuredError(f"{where}: the worker failed ({', '.join(read.fallbacks)})")
-    expected = NEW_TOKENS - UBATCH_TOKENS if seat.split_layer else 0
+    expected = n_new - UBATCH_TOKENS if seat.split_layer else 0
     if read.tokens_worker != expected:
         raise NotMeasuredError(
             f"{where}: the worker ran {read.tokens_worker} tokens, expected {expected} ({read.bypass_reason})"

@@ -11,13 +11,16 @@ import msgspec
 import pytest
 
 from common.wire.messages import ReadReport, UbatchTimes
+from device.emulator.faults import parse_script
 from services.bench.client import Answer
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Seat
 from services.bench.rounds import Case, Readings, Round, check_read, quietest, rounds_missing
-from services.bench.split import _split_layers, add_figures
+from services.bench.split import add_figures, cases
+from services.bench.split_worst import CHUNKS_BEFORE, CHUNKS_WARM, SLOW
+from services.mac.plan import plan_read
 
-CASE = Case("m", Path("m.gguf"), (20, 16), (0,), n_rounds=3)
+CASE = Case("m", Path("m.gguf"), 20, (0,), n_rounds=3)
 ALONE, SPLIT = Seat("alone", 0, None), Seat("split20", 20, None)
 
 
@@ -36,8 +39,10 @@ def readings(others_share=0.0):
     rounds = []
     for alone_s, forty_s, half_s in ((16.0, 11.0, 9.0), (17.0, 10.0, 10.0), (50.0, 60.0, 8.0)):
         half = answer(replace(SPLIT, split_layer=16), half_s)
-        rounds.append(Round({0: answer(ALONE, alone_s), 20: answer(SPLIT, forty_s), 16: half}, others_share))
-    return Readings(CASE, 0, rounds)
+        found = {"alone": answer(ALONE, alone_s), "split20": answer(SPLIT, forty_s), "split16": half}
+        found["split16-usb-c"] = answer(SPLIT, half_s - 1)
+        rounds.append(Round(found, others_share))
+    return Readings(CASE, 0, rounds, {"split20": 20, "split16": 16, "split16-usb-c": 16})
 
 
 def test_figures_are_ratios_of_medians(tmp_path):
@@ -45,7 +50,8 @@ def test_figures_are_ratios_of_medians(tmp_path):
     add_figures(report, readings())
     assert report.figures["m.d0.speedup_40_64"] == pytest.approx(17 / 11)
     assert report.figures["m.d0.speedup_best_2k"] == pytest.approx(17 / 9)
-    assert report.figures["m.d0.best_split"] == 16
+    assert report.figures["m.d0.speedup_best_2k_usb-c"] == pytest.approx(17 / 8)
+    assert report.figures["m.d0.best_split"] == 16, "the cable's seat does not compete"
     # Bound: eight heads of 1 s and the last tail of 0.6 s.
     assert report.figures["m.d0.pipeline_efficiency"] == pytest.approx(8.6 / 11)
 
@@ -92,6 +98,21 @@ def test_a_disturbed_measurement_says_so(tmp_path):
     assert out.getvalue().count("quiet machine") == 1 and "40%" in out.getvalue()
 
 
-@pytest.mark.parametrize("n_layer, quick, layers", [(30, False, (18, 15, 14)), (32, True, (20, 16))])
-def test_the_split_layers_tried(n_layer, quick, layers):
-    assert _split_layers(n_layer, quick) == layers
+def test_long_reads_have_a_figure_of_their_own(tmp_path):
+    report = Report("split", "m", results_folder=tmp_path, out=io.StringIO(), err=io.StringIO())
+    long = Readings(CASE, 4096, readings().rounds, {"split16": 16}, n_new=8192)
+    add_figures(report, long)
+    assert set(report.figures) == {"m.d4096.speedup_best_8k"}
+
+
+def test_what_is_measured():
+    quick, full = cases(True, ("smollm2",), None), cases(False, ("smollm2",), 15)
+    assert (quick[0].depths, full[0].depths, full[0].layer) == ((0,), (0, 4096), 15)
+    assert quick[0].forty == 18 and full[0].neighbours and not full[0].long_reads
+
+
+def test_the_fault_of_the_worst_case_is_one_the_emulator_knows():
+    """It has to come in the third chunk of the read that follows two others."""
+    fault = parse_script(f"slow {SLOW} after chunk {CHUNKS_WARM + CHUNKS_BEFORE}")
+    remote = [len(plan_read(0, n, worker="ready", split_tokens_min=513).ubatches) - 1 for n in (600, 2048)]
+    assert len(fault) == 1 and sum(remote) == CHUNKS_WARM
