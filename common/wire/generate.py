@@ -146,7 +146,7 @@ class ReadReport(Part, frozen=True):
     split_layer: int = 0
     """First layer of the tail; 0 when nothing was split."""
     bypass_reason: str = ""
-    """Why the worker was not used ("off", "absent", "refused", "rested", "small"); empty when it was."""
+    """Why the worker was not used ("off", "absent", "refused", "rested", "small", "slow"); empty when it was."""
     fallbacks: tuple[str, ...] = ()
     """Causes of worker failures after which work was redone on the host."""
     tokens_returned: int = 0

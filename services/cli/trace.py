@@ -7,6 +7,7 @@ subcommand of services.cli.main.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -18,6 +19,8 @@ from common.errors import SettingError
 from services.bench.timeline import LANES, bars_of, busy_s, chrome_trace, title_of
 from services.mac.read_log import FILE_NAME, KEPT, LoggedRead, load_reads
 
+TABLE_COLUMNS = 110
+"""Width when the output is no terminal."""
 SUFFIXES = (".svg", ".html", ".json")
 
 
@@ -78,20 +81,25 @@ def rendered(read: LoggedRead, suffix: str) -> str:
     return svg_of(read) if suffix == ".svg" else html_of(read)
 
 
+def milliseconds(seconds: float) -> str:
+    """With as many digits as can be told apart."""
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+
 def print_stages(read: LoggedRead) -> None:
     """The stages as a table in milliseconds, and how busy each lane was."""
     report = read.report
     table = Table(title=title_of(read), title_justify="left", box=None)
     for column in ("ubatch", "position", "tokens", "head", "sent at", "worker", "waited", "round trip"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for column in ("home at", "import", "tail"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for index, stage in enumerate(report.stages):
-        times = (stage.head_s, stage.sent_at_s, stage.worker_s, stage.queue_s, stage.round_trip_s)
-        times += (stage.ack_at_s, stage.import_s, stage.tail_s)
-        cells = (f"{1000 * seconds:.1f}" if seconds else "" for seconds in times)
+        sent = (stage.head_s, stage.sent_at_s, stage.worker_s, stage.queue_s, stage.round_trip_s)
+        times = (*sent, stage.ack_at_s, stage.import_s, stage.tail_s)
+        cells = (milliseconds(seconds) if seconds else "" for seconds in times)
         table.add_row(str(index), f"{stage.position:,}", str(stage.n_tokens), *cells)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=TABLE_COLUMNS)
     console.print(table)
     bars = bars_of(report.stages)
     shares = (f"{lane} {busy_s(bars, lane) / (report.prefill_s or 1):.0%}" for lane in LANES)
