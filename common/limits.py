@@ -6,6 +6,7 @@ A receiver compares a size with its bound *before* it allocates. Settings may lo
 from __future__ import annotations
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 # --- the grid (grid law: what a token's rows are depends on the token ids alone)
 UBATCH_TOKENS = 256

@@ -104,6 +104,7 @@ bool ggml_gallocr_alloc_graph(ggml_gallocr_t galloc, ggml_cgraph * graph);
 size_t ggml_gallocr_get_buffer_size(ggml_gallocr_t galloc, int buffer_id);
 ggml_backend_buffer * ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ctx,
     ggml_backend_buffer_type_t buft);
+size_t ggml_backend_alloc_ctx_tensors_from_buft_size(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
 // ggml-backend.h
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t buft);

@@ -7,8 +7,10 @@ serves a GPU. Knows nothing of graphs or models; used by graph.py, common/state 
 from __future__ import annotations
 
 import numpy as np
+import psutil
 
 from common.errors import EngineError, OutOfMemoryError
+from common.limits import GIB
 
 from .ffi import BUFFER_USAGE_WEIGHTS, MAX_NAME, InitParams, TensorStruct, lib
 
@@ -178,7 +180,17 @@ class Arena:
         return tensor
 
     def allocate(self, buffer_type: int, *, weights: bool = False, clear: bool = False) -> int:
-        """Gives every tensor memory of a buffer type; returns the bytes taken. Raises OutOfMemoryError."""
+        """Gives every tensor memory of a buffer type; returns the bytes taken.
+
+        Raises OutOfMemoryError, also for what the system would promise and could not give: it would kill us later.
+        """
+        needed = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self._context, buffer_type)
+        available = psutil.virtual_memory().available
+        if lib.ggml_backend_buft_is_host(buffer_type) and needed > available:
+            raise OutOfMemoryError(
+                f"{needed / GIB:.1f} GiB of tensors do not fit in the {available / GIB:.1f} GiB of memory that are "
+                f"available; choose a smaller context (n_ctx) or model"
+            )
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, buffer_type)
         if not self._buffer:
             raise OutOfMemoryError("no memory for tensors; choose a smaller context (n_ctx) or model")
