@@ -92,6 +92,10 @@ def _check_head(path: Path) -> int:
             file_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if head[:4] == MAGIC and len(head) < _HEAD.size:
+        raise ModelError(
+            f"{path}: truncated: a GGUF file has more than {len(head)} bytes; download or copy it again"
+        )
     if len(head) < _HEAD.size or head[:4] != MAGIC:
         raise ModelError(f"{path}: not a GGUF file (it begins with {head[:4]!r}, a GGUF file with {MAGIC!r})")
     _, version, n_tensors, n_keys = _HEAD.unpack(head)

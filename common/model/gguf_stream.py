@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -135,7 +136,9 @@ class GgufStream:
             if complete and self._sink is None:
                 os.replace(self._part, self.out)
         finally:
-            self._part.unlink(missing_ok=True)
+            # A read-only folder refuses even this; the first error is the one to tell.
+            with suppress(OSError):
+                self._part.unlink(missing_ok=True)
         if error is None and not complete:
             raise ModelError(
                 f"{self.out}: {self._written} of {len(self._sizes)} declared tensors were written"

@@ -60,6 +60,7 @@ def test_tensors_lie_where_an_independent_reader_finds_them(file: Path) -> None:
     ("content", "said"),
     [
         (b"", "not a GGUF file"),
+        (b"GGUF", "truncated: a GGUF file has more than 4 bytes"),
         (b"PK\x03\x04" + bytes(100), "not a GGUF file"),
         (b"GGUF" + (9).to_bytes(4, "little") + bytes(16), "version 9; supported: 2, 3"),
         (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 8 + bytes(8), "claims -1 tensors"),
