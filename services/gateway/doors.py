@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from common.errors import OutriggerError, SettingError
 from common.log import get_log
@@ -20,6 +22,7 @@ from services.gateway.failures import HttpRefusal, error_body, status_of
 
 BODY_WAIT_S = 60.0
 """How long a client may take to send its body."""
+ENCODINGS = ("identity", "gzip", "deflate")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,6 +46,22 @@ def require_key_off_loopback(http_host: str, api_key: str | None) -> None:
         )
 
 
+def quiet_about_clients() -> logging.Logger:
+    """aiohttp's logger, without a trace for every client that speaks no HTTP or takes back half of its body."""
+
+    def tell(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            return True
+        _log.info("malformed request", kind=type(error).__name__)
+        return False
+
+    logger = logging.Logger("outrigger.gateway.http")
+    logger.parent = logging.getLogger()
+    logger.addFilter(tell)
+    return logger
+
+
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """A JSON body as a response."""
     data = msgspec.json.encode(body)
@@ -62,11 +81,22 @@ async def read_body(request: web.Request) -> bytes:
             "unsupported_content_type",
             f"Content-Type must be application/json, not {request.headers.get('Content-Type', 'absent')!r}",
         )
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        raise HttpRefusal(
+            415,
+            "unsupported_content_encoding",
+            f"Content-Encoding must be {' or '.join(ENCODINGS)}, not {encoding!r}",
+        )
     try:
         async with asyncio.timeout(BODY_WAIT_S):
             return await request.read()
     except TimeoutError:
         raise HttpRefusal(408, "timeout", f"the body did not arrive within {BODY_WAIT_S:.0f} s") from None
+    except web.RequestPayloadError:
+        raise HttpRefusal(
+            400, "unreadable_body", f"the body cannot be read as its Content-Encoding, {encoding}, says"
+        ) from None
 
 
 @web.middleware

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from common.errors import ServiceError
 from common.limits import PROMPT_BYTES_MAX
-from services.gateway.doors import answer_errors, guard, json_response, read_body
+from services.gateway.doors import answer_errors, guard, json_response, quiet_about_clients, read_body
 from services.gateway.failures import error_body, unknown_model
 from services.gateway.reading import read_request
 from services.gateway.replies import Reply
@@ -115,6 +115,7 @@ async def listen(gateway: Gateway, http_host: str, http_port: int) -> tuple[web.
         gateway.application(),
         handler_cancellation=True,  # a client that goes away cancels its handler, which cancels its request
         access_log=None,
+        logger=quiet_about_clients(),
         shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()

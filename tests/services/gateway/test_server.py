@@ -192,6 +192,15 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(rig, client):
             415,
             "unsupported_content_type",
         ),
+        ("POST", "/v1/chat/completions", b"{}", {"Content-Encoding": "gzip"}, 400, "unreadable_body"),
+        (
+            "POST",
+            "/v1/chat/completions",
+            b"{}",
+            {"Content-Encoding": "compress"},
+            415,
+            "unsupported_content_encoding",
+        ),
         ("POST", "/v1/chat/completions", b"{}", {}, 400, None),
         ("POST", "/v1/chat/completions", chat_body(model="gpt-4"), {}, 404, "model_not_found"),
         ("POST", "/v1/chat/completions", chat_body(store=True), {}, 400, "unsupported_parameter"),
@@ -244,6 +253,13 @@ def test_no_body_is_ever_a_500_or_a_hang(shared_rig, path, body, whole):
     assert response.status in (200, 400, 404)
     if response.status != 200:
         assert json.loads(answer)["error"]["message"]
+
+
+def test_a_client_that_speaks_no_http_leaves_no_trace_in_the_log(rig, caplog):
+    with socket.create_connection(("127.0.0.1", rig.port), timeout=WAIT_S) as raw:
+        raw.sendall(b"\0\1\2\3\r\n\r\n")
+        assert raw.recv(65536).startswith(b"HTTP/1.0 400")
+    assert [record.exc_info for record in caplog.records if record.exc_info] == []
 
 
 @settings(max_examples=60)
