@@ -18,7 +18,7 @@ async def body(life: Life) -> None:
     if settings.tail_file:
         await tails.start()
         listens["tail"] = "http://{}:{}".format(*tails.address)
-    bridge = Bridge(settings, life.metrics, life.endpoint, life.on_bus_event)
+    bridge = Bridge(settings, life.metrics, life.endpoint, life.on_bus_event, life.say)
     for name, part in bridge.parts().items():
         life.spawn(part, name)
     life.follow(lambda: bridge.pump.turns)

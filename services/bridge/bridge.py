@@ -42,13 +42,16 @@ class Bridge:
         metrics: Metrics,
         endpoint: Callable[[Route], str],
         on_bus_event: EventSink | None = None,
+        say: Callable[[str], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`say` takes a sentence for people whenever the link is in trouble, and when that is over."""
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._pump_ended = asyncio.Event()
         self._mac: bytes | None = None
         self._up = False
+        self._say, self._said = say, ""
         self._reported: m.WorkerReported | None = None
         self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue()
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(1)
@@ -110,6 +113,17 @@ class Bridge:
                 continue
             self._up = isinstance(event, m.LinkUp)
             await self._send(event)
+            await self._tell_people(event)
+
+    async def _tell_people(self, event: m.LinkUp | m.LinkDown) -> None:
+        """Each trouble once: a link that is tried again fails for the same reason many times."""
+        if isinstance(event, m.LinkDown):
+            text = f"worker refused: {event.detail}" if event.final else f"no worker: {event.detail}"
+        else:
+            text = "the worker is linked" if self._said else ""
+        if self._say is not None and text != self._said:
+            self._said = text
+            await self._say(text)
 
     async def _report(self) -> None:
         """The worker's memory and heat, now and then; by sending them, learn whether the mac process is there."""

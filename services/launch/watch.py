@@ -19,7 +19,7 @@ from common.crash_note import note_path, read_note
 from common.errors import ServiceError
 from services.launch.endings import why_ended
 from services.launch.ends import EndReader
-from services.launch.roster import Member, Roster
+from services.launch.roster import WELL, Member, Roster
 from services.launch.supervisor import ProcessInfo, Supervisor
 from services.launch.vigil import EARLY_S, NEEDED, Verdict, judge, retry_wait_s
 
@@ -56,6 +56,7 @@ class Watch:
         self._ended_by_us: dict[int, str] = {}
         self._told_pid: dict[str, int] = {}
         self._told_state: dict[str, str] = {}
+        self._told_detail: dict[str, str] = {}
 
     async def look(self, now: float) -> None:
         """One look. Raises GivenUpError, and ServiceError when the supervisor does not answer."""
@@ -87,8 +88,10 @@ class Watch:
         """How a member is; with what it computes, when it is at it for long."""
         settings = self._settings
         verdict = judge(member, now, silence_s=settings.silence_s, stall_s=settings.stall_s)
-        doing = "; ".join(read_note(self._run_dir, member.name, member.pid)) if verdict.detail else ""
-        if not doing or not member.pid:
+        if not member.pid or verdict.detail in ("", member.detail):
+            return verdict
+        doing = "; ".join(read_note(self._run_dir, member.name, member.pid))
+        if not doing:
             return verdict
         return Verdict(verdict.state, f"{verdict.detail}: {doing}", verdict.reason_to_end)
 
@@ -117,12 +120,15 @@ class Watch:
                 member.failures = 0
 
     async def _judge(self, member: Member, now: float) -> None:
-        """Tell when a member is unwell, and end one that is so for too long."""
+        """Tell when a member is unwell or has something to say, and end one that is unwell for too long."""
         verdict = self.verdict(member, now)
+        said, self._told_detail[member.name] = self._told_detail.get(member.name, ""), member.detail
+        if member.detail and member.detail != said:
+            self._tell(f"{member.name}: {member.detail}")
         before, self._told_state[member.name] = self._told_state.get(member.name, ""), verdict.state
         if verdict.state in UNWELL and before != verdict.state:
             self._tell(f"{member.name} (pid {member.pid}) is {verdict.state}: {verdict.detail}")
-        elif before in UNWELL and verdict.state not in UNWELL and member.pid not in self._ended_by_us:
+        elif before in UNWELL and verdict.state in WELL and member.pid not in self._ended_by_us:
             self._tell(f"{member.name} is {verdict.state} again")
         if verdict.reason_to_end and member.pid not in self._ended_by_us:
             self._ended_by_us[member.pid] = verdict.reason_to_end

@@ -69,6 +69,7 @@ class Life:
         self._note = note
         self._guard: Guard | None = None
         self._listens: dict[str, str] = {}
+        self._detail = ""
         self._launch: Asker | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -116,10 +117,15 @@ class Life:
     async def ready(self, listens: Mapping[str, str] | None = None, detail: str = "") -> None:
         """Everything is loaded and bound; `listens` says where, by purpose."""
         self._listens |= listens or {}
-        self.was_ready = True
+        self.was_ready, self._detail = True, detail
         await self._move("ready", detail)
         if self._launch is None:
-            await self._move("serving")
+            await self._move("serving", detail)
+
+    async def say(self, detail: str) -> None:
+        """What people should know of a process that serves, such as whom it waits for; "" takes it back."""
+        self._detail = detail
+        await self._tell_launch(self.state, detail)
 
     def stop(self) -> None:
         """Drain and leave. Event loop's thread."""
@@ -144,6 +150,9 @@ class Life:
         more: dict[str, object] = {"pid": os.getpid()} if state == "starting" else {}
         more |= {"detail": detail} if detail else {}
         log.info(f"process {state}", **more, **self._listens)
+        await self._tell_launch(state, detail)
+
+    async def _tell_launch(self, state: State, detail: str) -> None:
         if self._launch is not None:
             with suppress(ServiceError):  # launch is gone; the guard knows what that means
                 said = StateChanged(self.process, os.getpid(), state, detail, self._listens)
@@ -159,7 +168,7 @@ class Life:
         self.spawn(self._beat(self._launch), "beat")
         async for received in self._launch:
             if received.message.state == "serving" and self.state == "ready":
-                await self._move("serving")
+                await self._move("serving", self._detail)
 
     async def _beat(self, launch: Asker) -> None:
         while True:

@@ -37,6 +37,8 @@ class BridgeThread:
             worker_host=worker[0], worker_port=worker[1], worker_control_port=control_port, **settings
         )
         self._run_dir = run_dir
+        self.said: list[str] = []
+        """What people were told, in order."""
         self._up, self.failure = threading.Event(), None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="bridge loop")
         self._thread.start()
@@ -44,7 +46,9 @@ class BridgeThread:
 
     async def _main(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.bridge = Bridge(self._settings, self.metrics, lambda route: route_endpoint(self._run_dir, route))
+        self.bridge = Bridge(
+            self._settings, self.metrics, lambda route: route_endpoint(self._run_dir, route), say=self._say
+        )
         tasks = [asyncio.create_task(part) for part in self.bridge.parts().values()]
         self._up.set()
         stop = asyncio.create_task(self._stop.wait())
@@ -53,6 +57,9 @@ class BridgeThread:
         await self.bridge.close()
         for task in tasks:
             task.cancel()
+
+    async def _say(self, text: str) -> None:
+        self.said.append(text)
 
     def value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"outrigger_{name}", labels)

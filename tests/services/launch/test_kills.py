@@ -134,3 +134,20 @@ def test_a_stopped_supervisor_keeps_nobody_from_leaving(house):
     house.kill(house.supervisor_pid(), signal.SIGSTOP)
     assert launch.wait(WAIT_S) == 3
     assert not any(map(lives, pids))
+
+
+def test_what_a_process_has_to_say_is_told_once_and_shown(house):
+    house.add("gateway")
+    house.add("mac", "life.spawn(speak(life), 'speak')")
+    path = house.folder / "programs" / "mac.py"
+    speak = """
+async def speak(life):
+    while True:
+        await asyncio.sleep(0.1)
+        await life.say("a word")
+"""
+    path.write_text(path.read_text().replace("async def body", speak + "\n\nasync def body"))
+    house.launch()
+    house.wait_for("mac: a word")
+    assert (house.process("mac").state, house.process("mac").detail) == ("serving", "a word")
+    assert house.text().count("mac: a word") == 1
