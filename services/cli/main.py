@@ -6,6 +6,7 @@ an error keeps its trace. Imports a subcommand only when it is called.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -16,6 +17,11 @@ from services.cli.lazy import LazyGroup
 
 EXIT_FAILED, EXIT_SETTING, EXIT_NOT_STARTED = 1, 2, 3
 EXIT_INTERRUPTED = 130
+FILE_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+)
+"""What a disk or its rights refuse is told in a sentence, without a trace."""
 
 COMMANDS = {
     "run": ("services.cli.run:command", "Serve in the foreground: gateway, mac, bridge and a worker."),
@@ -95,6 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         # `outrigger ... | head` is no failure; the interpreter must not try to flush into the closed pipe at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        if debug or error.errno not in FILE_ERRORS:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        click.echo(f"outrigger: cannot read or write{where}: {os.strerror(error.errno).lower()}", err=True)
         sys.exit(EXIT_FAILED)
 
 

@@ -8,21 +8,28 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import ServiceError
+from common.errors import ServiceError, SettingError
 
 LOCK = "launch.lock"
 NOTE = "launch.json"
 
 
 class RunLock:
-    """Held from start to end. Raises ServiceError naming what runs already when somebody else holds it."""
+    """Held from start to end.
+
+    Raises ServiceError naming what runs already when somebody else holds it, SettingError when nothing can be written.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._note = run_dir / NOTE
-        self._fd = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(error) from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -30,18 +37,35 @@ class RunLock:
             raise ServiceError(already_text(run_dir)) from None
         self.left_behind = read_note(run_dir)
         """The note of a launch that was killed here; empty when the last one ended in order."""
-        self.write({"pid": os.getpid(), "state": "starting"})
+        try:
+            self.write({"pid": os.getpid(), "state": "starting"})
+        except SettingError:
+            self.release()
+            raise
 
     def write(self, note: dict[str, Any]) -> None:
-        """Say what runs; the file is always whole."""
+        """Say what runs; the file is always whole. Raises SettingError when there is no room for it."""
         partial = self._note.with_suffix(".partial")
-        partial.write_text(json.dumps(note))
-        os.replace(partial, self._note)
+        try:
+            partial.write_text(json.dumps(note))
+            os.replace(partial, self._note)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise _unwritable(error) from None
 
     def release(self) -> None:
         """Nothing runs any more."""
-        self._note.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._note.unlink(missing_ok=True)
         os.close(self._fd)
+
+
+def _unwritable(error: OSError) -> SettingError:
+    return SettingError(
+        f"run_dir: cannot write {error.filename or 'there'}: {(error.strerror or str(error)).lower()}; make room, or "
+        f"choose another directory (OUTRIGGER_RUN_DIR)"
+    )
 
 
 def is_held(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
@@ -24,11 +25,6 @@ def check_ports(settings: Settings, *, local_worker: bool) -> None:
             (settings.zmq.host, settings.zmq.port, "the ZeroMQ endpoint", "", "ZMQ_PORT"),
             (settings.zmq.host, settings.zmq.events_port, "the ZeroMQ events", "", "ZMQ_EVENTS_PORT"),
         ]
-    if settings.zmq.door == "on":
-        needed += [
-            (settings.zmq.host, settings.zmq.port, "ZeroMQ clients", "", "ZMQ_PORT"),
-            (settings.zmq.host, settings.zmq.events_port, "ZeroMQ events", "", "ZMQ_EVENTS_PORT"),
-        ]
     if settings.host.split == "on":
         needed.append(
             ("127.0.0.1", settings.metrics.bridge_port, "/metrics of the bridge", "", "BRIDGE_METRICS_PORT")
@@ -39,17 +35,24 @@ def check_ports(settings: Settings, *, local_worker: bool) -> None:
             ("127.0.0.1", settings.worker.control_port, "the worker's control", "", "LISTEN_CONTROL_PORT"),
         ]
     for host, port, purpose, flag, variable in needed:
-        if port and (reason := why_taken(host, port)):
-            held = holder(port)
-            by = f" by {held}" if held else ""
-            options = f"{flag} PORT or " if flag else ""
+        if not port or (error := why_taken(host, port)) is None:
+            continue
+        reason = (error.strerror or str(error)).lower()
+        if error.errno != errno.EADDRINUSE:
             raise ServiceError(
-                f"port {port} of {host}, for {purpose}, is not free: {reason}{by}. Stop that process, or choose "
-                f"another port with {options}OUTRIGGER_{variable} (0: any free one)"
+                f"cannot listen on {host}, port {port}, for {purpose}: {reason}. The address must be one of this "
+                f"machine's, and ports below 1024 may need rights; see the settings around OUTRIGGER_{variable}"
             )
+        held = holder(port)
+        by = f" by {held}" if held else ""
+        options = f"{flag} PORT or " if flag else ""
+        raise ServiceError(
+            f"port {port} of {host}, for {purpose}, is not free: {reason}{by}. Stop that process, or choose "
+            f"another port with {options}OUTRIGGER_{variable} (0: any free one)"
+        )
 
 
-def why_taken(host: str, port: int) -> str | None:
+def why_taken(host: str, port: int) -> OSError | None:
     """What the system says against listening there; None when it can be done."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -57,7 +60,7 @@ def why_taken(host: str, port: int) -> str | None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            return (error.strerror or str(error)).lower()
+            return error
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 
 from common.config import Settings
-from common.errors import ServiceError
+from common.errors import ServiceError, SettingError
 from common.wire.messages import AskLaunch, Beat, LaunchStatus, ProcessStatus, StateChanged
 from common.wire.routes import LIFE
 from services.launch.lock import RunLock
@@ -85,7 +85,7 @@ class Launch:
                 if await self._become_ready():
                     self.state = "serving"
                     self._tell(ready(self.roster, time.monotonic() - self._began_s))
-                    lock.write(self._note())
+                    self._write_note(lock)
                     await self._serve(life)
             except (StartError, GivenUpError) as error:
                 self._tell(
@@ -99,7 +99,7 @@ class Launch:
             finally:
                 self.state = "stopping"
                 self._tell("stopping ...")
-                lock.write(self._note())
+                self._write_note(lock)
                 await self._stop()
                 for task in tasks:
                     task.cancel()
@@ -228,6 +228,13 @@ class Launch:
 
     def _log_end(self, error: GivenUpError) -> str:
         return _shown(log_path(self.settings.run_dir, error.process))
+
+    def _write_note(self, lock: RunLock) -> None:
+        """Say what runs, for `status`; a disk that became full must not end what runs, nor keep it from ending."""
+        try:
+            lock.write(self._note())
+        except SettingError as error:
+            self._tell(str(error))
 
     def _note(self) -> dict[str, object]:
         return {

@@ -16,6 +16,7 @@ import pytest
 from services.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
+PORTS = ("ZMQ", "ZMQ_EVENTS", "LISTEN", "LISTEN_CONTROL", "GATEWAY_METRICS", "MAC_METRICS", "BRIDGE_METRICS")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIGGER_")}
 
 
@@ -95,6 +96,18 @@ def test_a_missing_model_is_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("outrigger: there is no model file")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_the_disk_refuses_is_one_sentence(tmp_path, smollm2):
+    (tmp_path / "tails").write_text("a file where a folder is needed")
+    done = outrigger(
+        *("run", "--model", str(smollm2), "--port", "0"),
+        OUTRIGGER_DATA_DIR=str(tmp_path),
+        OUTRIGGER_RUN_DIR=str(tmp_path / "run"),
+        **{f"OUTRIGGER_{name}_PORT": "0" for name in PORTS},
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"outrigger: cannot read or write {tmp_path / 'tails'}: file exists\n"
 
 
 @pytest.mark.parametrize("how", ["flag", "variable"])

@@ -6,6 +6,7 @@ Method: settings, log texts and real sockets in; values out.
 from __future__ import annotations
 
 import configparser
+import errno
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from common.config import load_settings
 from common.errors import ServiceError, SettingError
 from common.wire.messages import Beat, StateChanged
+from services.launch.lock import RunLock
 from services.launch.logs import last_error, last_lines, log_path, set_aside
 from services.launch.ports import check_ports, free_ports, holder, why_taken
 from services.launch.programs import Program, programs_for, starts_worker, with_local_worker
@@ -149,12 +151,33 @@ def test_a_taken_port_is_told_with_its_holder_and_the_setting():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert why_taken("127.0.0.1", port) == "address already in use"
+        assert why_taken("127.0.0.1", port).errno == errno.EADDRINUSE
         if os.path.exists("/proc/net/tcp"):
             assert f"(pid {os.getpid()})" in holder(port)
         with pytest.raises(ServiceError, match=rf"port {port} .*--port PORT or OUTRIGGER_HTTP_PORT"):
             check_ports(settings(http_port=port), local_worker=False)
     assert holder(port) is None
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours_is_no_taken_port(host):
+    with pytest.raises(ServiceError, match=rf"cannot listen on {host}, port 9, for the HTTP API") as raised:
+        check_ports(settings(http_host=host, http_port=9), local_worker=False)
+    assert "not free" not in str(raised.value)
+
+
+def test_a_run_directory_that_cannot_be_written_is_a_setting_to_change(tmp_path):
+    (tmp_path / "launch.lock").mkdir()
+    with pytest.raises(SettingError, match=r"run_dir: cannot write .*launch\.lock.*OUTRIGGER_RUN_DIR"):
+        RunLock(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_is_told_and_the_lock_let_go(tmp_path):
+    (tmp_path / "launch.partial").symlink_to("/dev/full")
+    with pytest.raises(SettingError, match=r"run_dir: cannot write .*no space left"):
+        RunLock(tmp_path)
+    RunLock(tmp_path).release()  # the link is gone with the first try, and nobody holds the lock
 
 
 def test_free_ports_are_free_and_differ():

@@ -12,8 +12,9 @@ import pytest
 from common.errors import ModelError
 from common.model.geometry import preset
 from common.model.spec import ModelSpec
-from common.model.split import plan_split
+from common.model.split import plan_split, write_tail
 from common.model.synthetic import write_synthetic
+from services.launch.launch import check_model
 from services.launch.tail import lowest_layer, tail_for
 
 
@@ -60,3 +61,18 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelError):
         tail_for(path, None, tmp_path)
     assert not (tmp_path / "tails").exists()
+
+
+def test_a_tail_is_not_served_as_a_model(tmp_path, model):
+    tail = tmp_path / "tail.gguf"
+    write_tail(model, 4, tail)
+    check_model(model)
+    with pytest.raises(ModelError, match=r"holds layers 4 to 7 of 8: it is a worker's tail"):
+        check_model(tail)
+
+
+def test_what_is_no_file_is_not_called_missing(tmp_path):
+    with pytest.raises(ModelError, match="is not a file"):
+        check_model(tmp_path)
+    with pytest.raises(ModelError, match="there is no model file"):
+        check_model(tmp_path / "absent")
