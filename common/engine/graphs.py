@@ -101,7 +101,8 @@ class GraphCache:
         self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState
     ) -> PlacedGraph:
         """The graph of this shape, aimed, and all inputs written."""
-        _, _, n_tokens, n_out = shape
+        first, last, n_tokens, n_out = shape
+        state.clean(range(first, last), n_kv)
         placed = self._get(shape, n_kv, state)
         placed.aim(n_kv)
         self._inputs.write_rows(rows)

@@ -21,7 +21,7 @@ from common.ggml.graph import Graph
 from common.ggml.tensor import F16, F32, Port, Tensor
 from common.limits import PAGE_PAD_TOKENS
 
-NODES_PER_PAGE_MAX = 24
+NODES_PER_PAGE_MAX = 32
 F32_BYTES = 4
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from common.ggml.backend import Backend
 from common.ggml.builder import GraphBuilder
-from common.limits import PAGE_PAD_TOKENS
 from common.state.pages import n_pages
 from common.state.sequence import SequenceState
 from common.wire.rows import KIND_K
@@ -70,12 +69,11 @@ class PagedGraphs(GraphCache):
         self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState
     ) -> np.ndarray:
         """As GraphCache."""
-        first, last, n_tokens, _ = shape
+        n_tokens = shape[2]
         assert state.pages is not None
         self._pages.write_place(state.pages, position, n_tokens)
         if n_tokens > 1:
             return super().run(shape, rows, position, n_kv, state)
-        self._clean(state, range(first, last), position + n_tokens)
         placed = self._ready(shape, rows, position, n_kv, state)
         self._run_parts(placed, [self._local_pages(state)], QueryRows(position, n_tokens, self._n_group))
         return placed.read()
@@ -93,12 +91,6 @@ class PagedGraphs(GraphCache):
         self._pages.close()
 
     # --- the paged path
-
-    def _clean(self, state: SequenceState, layers: range, end: int) -> None:
-        padded = -(-end // PAGE_PAD_TOKENS) * PAGE_PAD_TOKENS
-        for layer in layers:
-            if self._spec.kind(layer) == "attention":
-                state.clean(layer, padded)
 
     def _run_parts(self, placed: PlacedGraph, sources: Sequence[KvSource], rows: QueryRows) -> None:
         """Runs the parts of a graph, and between them whoever holds the pages."""

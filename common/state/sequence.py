@@ -111,18 +111,18 @@ class SequenceState:
         for layer in layers:
             self._reset(layer, n)
 
-    def clean(self, layer: int, end: int) -> None:
-        """Zeroes the rows [n_valid, end) of a layer that are not known to be zero.
+    def clean(self, layers: range, end: int) -> None:
+        """Zeroes the K/V rows from each layer's n_valid to `end` that are not known to be zero.
 
-        Attention by pages reads a few rows beyond the newest one, hidden by a mask: whatever was left there must be
-        finite, or it would come through.
+        Attention reads some rows beyond the newest, hidden by a mask. What was left there must be finite: in a product
+        with nothing, anything else comes through.
         """
-        held = self.layers[layer]
-        if held.n_clean >= end or held.n_valid >= end:
-            return
-        for store in held.stores.values():
-            store.write(held.n_valid, np.zeros((end - held.n_valid) * store.row_bytes, np.uint8))
-        held.n_clean = end
+        for layer in layers:
+            held = self.layers[layer]
+            if held.n_clean < end and held.n_valid < end:
+                for store in held.stores.values():
+                    store.write(held.n_valid, np.zeros((end - held.n_valid) * store.row_bytes, np.uint8))
+                held.n_clean = end
 
     def _reset(self, layer: int, n: int) -> None:
         state = self.layers[layer]

@@ -17,7 +17,7 @@ from common.errors import EngineError
 from common.ggml.backend import Backend, choose_device
 from common.ggml.builder import ROPE_INTERLEAVED_SECTIONS, ROPE_NORMAL, GraphBuilder
 from common.ggml.graph import ComputeBuffer
-from common.ggml.tensor import F16, F32, I32, I64, Arena, Tensor, row_bytes, type_name
+from common.ggml.tensor import F16, F32, I32, I64, Arena, Port, Tensor, row_bytes, type_name
 
 Q8_0, Q4_0 = 8, 2
 
@@ -87,6 +87,77 @@ def test_views_follow_strides_and_offset(backend: Backend) -> None:
     assert np.array_equal(got, a[::2, 2:])
 
 
+def test_softmax_and_where_it_is_largest(backend: Backend) -> None:
+    a, mask = random(2, 3, 8), np.where(np.arange(8) < np.array([[3], [8], [5]]), 0, -np.inf)
+    got = compute(backend, lambda g, t: g.soft_max(t[0], t[1], 0.5), a, mask.astype(np.float16))[0]
+    weights = np.exp(0.5 * a + mask)
+    np.testing.assert_allclose(got, weights / weights.sum(axis=-1, keepdims=True), rtol=1e-5)
+    flat = a.reshape(6, 8)
+
+    def largest(g: GraphBuilder, t: list[Tensor]) -> Tensor:
+        return g.get_rows(g.reshape(t[0], 1, 8, 6), g.reshape(g.argmax(t[0]), 1, 6))
+
+    assert np.array_equal(compute(backend, largest, flat)[0, :, 0, 0], flat.max(axis=1))
+
+
+def test_outer_products_sum_over_terms(backend: Backend) -> None:
+    a, b = random(2, 5, 8), random(2, 3, 5)
+    got = compute(backend, lambda g, t: g.outer_product(t[0], g.permute(t[1], 1, 0, 2, 3)), a, b)[0]
+    np.testing.assert_allclose(got, b @ a, rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_runs_in_parts_with_the_host_in_between(backend: Backend) -> None:
+    """The second part reads what the first one left, and what the host wrote after it."""
+    arena, buffer, g = Arena(2), ComputeBuffer(backend), GraphBuilder(8)
+    a, between = arena.tensor(F32, 4), arena.tensor(F32, 4)
+    arena.allocate(backend.buffer_type, clear=True)
+    doubled = g.run(g.scale(a, 2.0))
+    cut = g.n_nodes
+    result = g.output(g.add(g.scale(doubled, 3.0), between))
+    graph = g.finish()
+    buffer.place(graph)
+    for cuts in ([0], [cut, cut], [graph.n_nodes]):
+        with pytest.raises(EngineError, match="cannot be cut before"):
+            graph.parts(cuts)
+    parts = graph.parts([cut])
+    assert (cut, len(parts.ptrs)) == (1, 2)
+    a.write(np.arange(4, dtype=np.float32))
+    backend.compute(parts.ptrs[0])
+    between.write(doubled.read(np.empty(4, np.float32)) + 1)
+    backend.compute(parts.ptrs[1])
+    assert result.read(np.empty(4, np.float32)).tolist() == [1, 9, 17, 25]
+    parts.close(), parts.close(), graph.close(), buffer.close(), arena.close()
+
+
+def test_strips_and_ports_stay_within_bounds(backend: Backend) -> None:
+    arena = Arena(1)
+    a = arena.tensor(F32, 5, 4)
+    with pytest.raises(EngineError, match="no memory"):
+        Port(a, np.zeros(20, np.float32))
+    arena.allocate(backend.buffer_type, clear=True)
+    a.write_strips(np.array([[1, 2], [3, 4], [5, 6]], np.float32), 4, 20)
+    assert a.read(np.empty((4, 5), np.float32))[:, 1:3].tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
+    assert a.read_strips(np.empty((2, 1), np.float32), 28, 20).tolist() == [[4], [6]]
+    for array, offset, stride in (
+        (np.zeros((4, 2)), 40, 20),
+        (np.zeros((5, 1)), 0, 20),
+        (np.zeros((2, 2)), -4, 20),
+    ):
+        with pytest.raises(EngineError, match="lie outside"):
+            a.write_strips(array.astype(np.float32), offset, stride)
+    for array, stride in ((np.zeros((2, 3)), 8), (np.zeros(3), 20), (np.zeros((0, 3)), 20)):
+        with pytest.raises(EngineError, match="strips are the rows of a matrix"):
+            a.read_strips(array.astype(np.float32), 0, stride)
+    port = Port(a, np.zeros((2, 5), np.float32))
+    port.send(np.arange(10).reshape(2, 5))
+    assert a.read(np.empty(12, np.float32)).tolist() == [*range(10), 5, 6]
+    a.write(np.full(1, 7, np.float32))
+    assert port.fetch()[0].tolist() == [7, 1, 2, 3, 4]
+    with pytest.raises(EngineError, match="lie outside"):
+        Port(a, np.zeros(21, np.float32))
+    arena.close()
+
+
 def test_tensors_are_written_and_read_within_bounds_only(backend: Backend) -> None:
     arena = Arena(2)
     a, unused = arena.tensor(F32, 4, 2), arena.tensor(F32, 1)
@@ -140,6 +211,15 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], list[Operand]]] = {
     "swiglu": (lambda g, a, b: g.swiglu(a, b), [ROWS, ROWS]),
     "matmul": (lambda g, a, b: g.matmul(a, b), [(Q8_0, (32, 3)), (F32, (32, 2))]),
     "get_rows": (lambda g, a, b: g.get_rows(a, b), [(Q8_0, (32, 8)), (I32, (3,))]),
+    "get_rows of each": (lambda g, a, b: g.get_rows(a, b), [(F32, (1, 8, 4)), (I32, (1, 4))]),
+    "outer_product": (lambda g, a, b: g.outer_product(a, b), [(F32, (8, 4, 2)), (F32, (3, 4, 2))]),
+    "outer_product of a permuted": (
+        lambda g, a, b: g.outer_product(a, g.permute(b, 1, 0, 2, 3)),
+        [(F32, (8, 4, 2)), (F32, (4, 3, 2))],
+    ),
+    "soft_max": (lambda g, a: g.soft_max(a, None, 0.5), [(F32, (8, 3, 2))]),
+    "soft_max masked": (lambda g, a, m: g.soft_max(a, m, 0.5), [(F32, (8, 3, 2)), (F16, (8, 3))]),
+    "argmax": (lambda g, a: g.argmax(a), [ROWS]),
     "set_rows": (lambda g, a, b, c: g.set_rows(a, b, c), [(F16, (4, 8)), (F32, (4, 2)), (I64, (2,))]),
     "concat": (lambda g, a, b: g.concat(a, b, 1), [ROWS, ROWS]),
     "concat of a transposed": (
@@ -212,7 +292,17 @@ def test_fitting_operands_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["matmul", "set_rows", "rope", "flash_attention", "ssm_conv", "gated_delta_net"]
+    "name",
+    [
+        "matmul",
+        "outer_product",
+        "soft_max masked",
+        "set_rows",
+        "rope",
+        "flash_attention",
+        "ssm_conv",
+        "gated_delta_net",
+    ],
 )
 def test_each_operand_alone_can_misfit(name: str) -> None:
     operation, fitting = OPERATIONS[name]
