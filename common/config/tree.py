@@ -67,6 +67,22 @@ class HostSettings(Leaf, frozen=True):
         Literal["repack", "plain"],
         _says("layout of the weights in memory; repack is faster on most processors"),
     ] = "repack"
+    decode: Annotated[
+        Literal["paged", "fused"],
+        _says("how single tokens attend: by pages (faster, at any depth), or as stock llama.cpp does, to the bit"),
+    ] = "paged"
+    page_tokens: Annotated[
+        int,
+        _says(
+            "keys of a page, with decode = paged",
+            ge=limits.PAGE_PAD_TOKENS,
+            le=limits.N_CTX_MAX,
+            multiple_of=limits.PAGE_PAD_TOKENS,
+        ),
+    ] = limits.PAGE_TOKENS
+    group_pages: Annotated[
+        int, _says("pages whose results are folded before the groups are, with decode = paged", ge=1, le=1024)
+    ] = limits.GROUP_PAGES
     split: Annotated[Literal["on", "off"], _says("whether a worker may take part in reading prompts")] = "on"
     split_layer: Annotated[
         LayerNumber | None,

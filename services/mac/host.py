@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from common.config import HostSettings
 from common.crash_note import Slot
-from common.engine.engine import Engine
+from common.engine.engine import Decoding, Engine
 from common.engine.first_start import check_first_start
 from common.engine.sequence import EngineSequence
 from common.errors import LinkError, OutOfMemoryError, SettingError
@@ -47,7 +47,11 @@ def load_engine(settings: HostSettings) -> Engine:
     """Load the model. Raises ModelError, EngineError or SettingError saying what is wrong."""
     check_first_start()
     engine = Engine.load(
-        settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
+        settings.model,
+        n_ctx=settings.n_ctx,
+        n_threads=settings.n_threads,
+        weights=settings.weights,
+        decoding=Decoding(settings.decode, settings.page_tokens, settings.group_pages),
     )
     log.info("model loaded", model=engine.spec.name, engine=engine.describe())
     return engine

@@ -150,7 +150,7 @@ def test_strips_and_ports_stay_within_bounds(backend: Backend) -> None:
             a.read_strips(array.astype(np.float32), 0, stride)
     port = Port(a, np.zeros((2, 5), np.float32))
     port.send(np.arange(10).reshape(2, 5))
-    assert a.read(np.empty(12, np.float32)).tolist() == [*range(10), 5, 6]
+    assert a.read(np.empty(12, np.float32)).tolist() == [*range(10), 0, 5]
     a.write(np.full(1, 7, np.float32))
     assert port.fetch()[0].tolist() == [7, 1, 2, 3, 4]
     with pytest.raises(EngineError, match="lie outside"):
