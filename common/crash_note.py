@@ -38,12 +38,7 @@ class CrashNote:
 
     def __init__(self, run_dir: Path, process: str, pid: int) -> None:
         self._path = note_path(run_dir, process, pid)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, SLOTS * SLOT_BYTES)
-            self._memory = memoryview(mmap.mmap(fd, SLOTS * SLOT_BYTES))
-        finally:
-            os.close(fd)
+        self._memory = memoryview(_mapped(self._path) or bytearray(SLOTS * SLOT_BYTES))
         self._n_slots = 0
 
     def slot(self) -> Slot:
@@ -55,6 +50,21 @@ class CrashNote:
     def remove(self) -> None:
         """The process ends well: nobody needs to know."""
         self._path.unlink(missing_ok=True)
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """A new file of all slots in memory; None where there is no room. Written out whole: a hole would kill us later."""
+    n_bytes = SLOTS * SLOT_BYTES
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        return mmap.mmap(fd, n_bytes) if os.write(fd, bytes(n_bytes)) == n_bytes else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def note_path(run_dir: Path, process: str, pid: int) -> Path:

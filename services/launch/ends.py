@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,12 +41,16 @@ class End:
 
 
 def append_end(run_dir: Path, end: End) -> None:
-    """Write an end down; the line appears whole."""
-    fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, msgspec.json.encode(asdict(end)) + b"\n")
-    finally:
-        os.close(fd)
+    """Write an end down; the line appears whole, or not at all: a full disk must not end the supervisor."""
+    line = msgspec.json.encode(asdict(end)) + b"\n"
+    with suppress(OSError):
+        fd = os.open(run_dir / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            n_before = os.fstat(fd).st_size
+            if os.write(fd, line) < len(line):
+                os.ftruncate(fd, n_before)
+        finally:
+            os.close(fd)
 
 
 class EndReader:

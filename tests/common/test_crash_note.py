@@ -5,6 +5,9 @@ Method: real files; the death is tested with real processes in tests/services/ru
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from common.crash_note import SLOT_BYTES, SLOTS, CrashNote, Slot, note_path, read_note, remove_notes
 
 
@@ -44,3 +47,20 @@ def test_without_a_file_it_costs_nothing_and_old_notes_go(tmp_path):
     CrashNote(tmp_path, "mac", 7).slot().write("old")
     remove_notes(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_costs_the_note_and_not_the_process(tmp_path):
+    program = """
+import resource, sys
+from pathlib import Path
+from common.crash_note import CrashNote
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+note = CrashNote(Path(sys.argv[1]), "mac", 7)
+note.slot().write("reads")
+print("lives")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=30
+    )
+    assert (done.stdout, done.returncode) == ("lives\n", 0), done.stderr
+    assert read_note(tmp_path, "mac", 7) == []

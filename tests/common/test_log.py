@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import pytest
 import structlog
@@ -95,3 +96,13 @@ def test_people_get_a_plain_line():
     assert "read finished" in stream.getvalue()
     assert "tokens=3" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_loses_lines_and_ends_nobody():
+    with open("/dev/full", "w", buffering=1) as stream:
+        configure_log("mac", format="json", stream=stream)
+        get_log().info("read finished")
+        with pytest.raises(OSError):
+            stream.write("what the log tried\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -91,3 +91,22 @@ def test_ends_are_read_once_and_whole(tmp_path):
     assert reader.read() == []
     assert EndReader(tmp_path).read() == []
     assert not os.path.exists(tmp_path / "ends.jsonl")
+
+
+def test_an_end_that_finds_no_room_is_lost_and_leaves_no_half_line(tmp_path):
+    program = """
+import resource, sys
+from pathlib import Path
+from services.launch.ends import End, append_end
+append_end(Path(sys.argv[1]), End.of("mac", 7, 11))
+resource.setrlimit(resource.RLIMIT_FSIZE, (120, 120))
+append_end(Path(sys.argv[1]), End.of("mac", 8, 11))
+append_end(Path(sys.argv[1]), End.of("mac", 9, 11))
+"""
+    reader = EndReader(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    append_end(tmp_path, End.of("mac", 10, 11))
+    assert [end.pid for end in reader.read()] == [7, 10]
