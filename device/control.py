@@ -229,6 +229,8 @@ class ControlServer:
                 log.warning("control client turned away", peer=address, open=self._open)
                 return
             await self._converse(reader, writer)
+        except asyncio.CancelledError:
+            pass  # the server stops; asyncio's streams would log the end of this task as a mistake
         except (ValueError, ConnectionError, TimeoutError) as error:
             self.control.counts["broken"] += 1  # an endless line, a client that left or sleeps
             log.info("control client left", peer=address, reason=str(error)[:200])

@@ -76,8 +76,9 @@ class TailMirror:
         lowest = max(layers.start, 1)
         if not lowest <= first < layers.stop:
             raise ModelError(
-                f"the host asks for layers {first} to {self.spec.n_layer_full - 1} and this worker can run a tail "
-                f"from layer {lowest} on; start the host with another split layer, or the worker with "
+                f"the host asks for the layers from {first} on, and this worker's {self.spec.arch} of "
+                f"{self.spec.n_layer_full} layers can be run from any of layers {lowest} to {layers.stop - 1} on; "
+                f"start the host with the same model and such a split layer, or the worker with "
                 f"a tail file cut at layer {first} (outrigger split MODEL -L {first} TAIL)"
             )
         self.empty()

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.limits import CONTROL_LINE_BYTES_MAX, WORKER_CLIENTS_MAX
-from device.control import PHASES, Control
+from device.control import PHASES, Control, ControlServer
 
 from .host_end import host_end
 from .worker_process import worker_process
+
+WAIT_S = 20.0
 
 
 class Line:
@@ -137,3 +139,15 @@ def test_a_watcher_that_leaves_frees_its_place_at_once(cases):
             with closing(Line(worker.control)) as line:
                 line.sock.sendall(b"watch\n")
                 assert line.read()["state"] == "ready"
+
+
+def test_stopping_with_a_client_inside_is_no_mistake_in_the_log(caplog):
+    listener = socket.create_server(("127.0.0.1", 0))
+    told = {"state": "ready", "tail_state": "no host", "tail_chunks": 0}
+    server = ControlServer(listener, Control(lambda: told, [], dict))
+    server.start()
+    with closing(Line(listener.getsockname())) as line:
+        assert line.ask("mac ready") == {"ok": True}
+        server.stop(WAIT_S)
+        assert line.read() is None
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
