@@ -117,10 +117,10 @@ class Life:
     async def ready(self, listens: Mapping[str, str] | None = None, detail: str = "") -> None:
         """Everything is loaded and bound; `listens` says where, by purpose."""
         self._listens |= listens or {}
-        self.was_ready, self._detail = True, detail
+        self.was_ready = True
         await self._move("ready", detail)
         if self._launch is None:
-            await self._move("serving", detail)
+            await self._move("serving", self._detail)
 
     async def say(self, detail: str) -> None:
         """What people should know of a process that serves, such as whom it waits for; "" takes it back."""
