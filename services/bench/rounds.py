@@ -38,6 +38,8 @@ class Case:
     """Whether reads of LONG_TOKENS are measured, too."""
     neighbours: bool = False
     """Whether the layers beside the planner's choice are tried, too."""
+    worst: bool = True
+    """Whether a worker that slows down is measured."""
     layer: int | None = None
     """Take this one for the planner's choice."""
 

@@ -108,6 +108,7 @@ def test_long_reads_have_a_figure_of_their_own(tmp_path):
 def test_what_is_measured():
     quick, full = cases(True, ("smollm2",), None), cases(False, ("smollm2",), 15)
     assert (quick[0].depths, full[0].depths, full[0].layer) == ((0,), (0, 4096), 15)
+    assert full[0].worst and not quick[0].worst, "the quick form measures the slow-down on the hybrid"
     assert quick[0].forty == 18 and full[0].neighbours and not full[0].long_reads
 
 
