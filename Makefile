@@ -69,8 +69,9 @@ split: ## write a worker's part of a model: make split ARGS="MODEL.gguf TAIL.ggu
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) split $(ARGS)
 
-demo: ## read a long document alone and with a worker, and cut the cable once (not built yet)
-	$(NOT_BUILT)
+demo: ## read a long document alone and with a worker, and cut the cable once (two minutes)
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) demo $(ARGS)
 
 drill: ## faults on purpose: cut, freeze, corrupt, restart (not built yet)
 	$(NOT_BUILT)

@@ -53,6 +53,12 @@ class Rig:
         """Start a host that never splits."""
         return self._seat("alone", 0, self._settings("alone", 0))
 
+    def seat_threads(self, n_threads: int) -> Seat:
+        """Start a host that never splits, with several threads and no core of its own."""
+        name = f"threads{n_threads}"
+        settings = self._settings(name, 0, more={"threads": n_threads})
+        return self._seat(name, 0, settings, pinned=False)
+
     def seat_split(self, split_layer: int, name: str = "", *, chooses: bool = False, **flags: object) -> Seat:
         """Start a host that splits at `split_layer`, with a bridge and a worker of its own.
 
@@ -128,8 +134,8 @@ class Rig:
 
     # --- inside
 
-    def _seat(self, name: str, split_layer: int, settings: Settings) -> Seat:
-        self.processes.start(f"{name}-mac", "services.mac", settings, self.host_core)
+    def _seat(self, name: str, split_layer: int, settings: Settings, *, pinned: bool = True) -> Seat:
+        self.processes.start(f"{name}-mac", "services.mac", settings, self.host_core if pinned else None)
         self._settings_of[name] = settings
         seat = Seat(name, split_layer, HostClient(settings.run_dir, name="bench"))
         self._seats.append(seat)

@@ -22,6 +22,7 @@ from services.bench.report import Report
 from services.bench.rig import Rig
 from services.bench.texts import natural_tokens
 from services.client import OutriggerClient, PieceWritten, ReadingPrompt
+from services.launch.vigil import EARLY_S
 
 GOES_ON = ("worker", "bridge")
 ENDS = ("mac", "gateway")
@@ -128,6 +129,8 @@ def _kill(
     """One kill: what the request under way meets, then answers again until the worker takes part, too."""
     victim = counts.victims[name]
     prompt, right = prompts.next()
+    while system.uptimes_s().get(name, 0.0) < EARLY_S:
+        time.sleep(0.1)  # one that ends sooner is started again late on purpose
     pid = system.pids()[name]
     killed_at = 0.0
 

@@ -64,6 +64,13 @@ class RunningSystem:
         except ServiceError:
             return {}
 
+    def uptimes_s(self) -> dict[str, float]:
+        """Seconds that each process lives, of those that run; empty when nobody says."""
+        try:
+            return {each.process: each.uptime_s for each in ask_launch(self.run_dir).processes if each.pid}
+        except ServiceError:
+            return {}
+
     def client(self) -> OutriggerClient:
         """A client of the gateway's ZeroMQ door."""
         return OutriggerClient(self.endpoint)
