@@ -104,8 +104,13 @@ class Asker(_AsyncChannel):
     """The connecting end of a route, for asyncio."""
 
     async def send(self, message: Message, *arrays: Any, wait_s: float = CONNECT_WAIT_S) -> None:
-        """Send to the owner; waits up to `wait_s` for a connection or for room, then raises the route's error."""
+        """Send to the owner; waits up to `wait_s` for a connection or for room, then raises the route's error.
+
+        What was sent before the loss of a connection was noticed may be lost with it; nothing that is sent after that.
+        """
         deadline = time.monotonic() + wait_s
+        if not self.connected:  # ZeroMQ may still take a message for the connection that just went down
+            await self.wait_connected(wait_s)
         while True:
             try:
                 return self._send_now(message, arrays, b"")

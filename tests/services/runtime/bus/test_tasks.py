@@ -6,6 +6,7 @@ Method: askers and owners of asyncio over ipc in one process; foreign peers are 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -233,5 +234,33 @@ def test_a_closed_channel_ends_its_readers(run_dir):
         async for _ in channel:
             return "message"
         return "ended"
+
+    run(talk())
+
+
+def test_what_is_sent_upon_the_loss_of_the_owner_reaches_the_next_one(run_dir):
+    """ZeroMQ takes messages for a dying connection for a moment after it told of its end, the more so while we talk."""
+
+    async def talk():
+        endpoint = route_endpoint(run_dir, LIFE)
+        lost = asyncio.Event()
+        async with Asker(LIFE, endpoint, name="mac", on_event=lambda event: lost.set()) as mac:
+            for life in range(1, 31):
+                async with Owner(LIFE, endpoint):
+                    await mac.wait_connected(WAIT_S)
+                    lost.clear()
+                    talking = asyncio.create_task(talk_until(lost, mac, last=m.Beat("mac", life, 0)))
+                    await asyncio.sleep(0.01)
+                async with Owner(LIFE, endpoint) as launch:
+                    async with asyncio.timeout(WAIT_S):
+                        assert (await launch.receive()).message == m.Beat("mac", life, 0)
+                    await talking
+
+    async def talk_until(lost, mac, last):
+        while not lost.is_set():
+            with suppress(ServiceError):
+                await mac.send(m.Beat("mac", last.pid, 1), wait_s=0.0)
+            await asyncio.sleep(0)
+        await mac.send(last, wait_s=WAIT_S)
 
     run(talk())
