@@ -21,7 +21,7 @@ HERE = {"mac": os.getpid()}
 def test_descriptors_kept_open_are_a_leak_until_they_are_closed():
     before = footprints(HERE)
     assert leaks(before, lambda: footprints(HERE), settle_s=0) == []
-    kept = [tempfile.TemporaryFile() for _ in range(DESCRIPTORS_MORE_MAX + 1)]
+    kept = [tempfile.TemporaryFile() for _ in range(DESCRIPTORS_MORE_MAX + 1)]  # noqa: SIM115
     (told,) = leaks(before, lambda: footprints(HERE), settle_s=0)
     assert told.startswith("mac: ") and "descriptors became" in told
 
