@@ -47,12 +47,12 @@ def configure_log(
             else structlog.processors.JSONRenderer(default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=_Lossy(stream)),  # type: ignore[arg-type]
+        logger_factory=structlog.WriteLoggerFactory(file=Lossy(stream)),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
 
 
-class _Lossy:
+class Lossy:
     """A stream whose full disk or closed pipe loses lines, and does not end the program that only wanted to log."""
 
     def __init__(self, stream: TextIO) -> None:

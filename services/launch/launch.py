@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from common.config import Settings, to_environ
@@ -126,7 +126,9 @@ def run_programs(
 
     def tell(text: str) -> None:
         log.info("told", line=text.partition("\n")[0])
-        say(text)
+        # Who read it is gone, or the file it goes to is full: no reason to end what serves.
+        with suppress(OSError):
+            say(text)
 
     with log_path(settings.run_dir, "launch").open("a", buffering=1) as file:
         configure_log("launch", level=settings.log.level, format="json", stream=file)

@@ -18,6 +18,7 @@ from pathlib import Path
 from supervisor.options import ServerOptions
 from supervisor.supervisord import go
 
+from common.log import Lossy
 from services.launch.ends import End, append_end
 from services.runtime.guard import PARENT_LOOK_S, PARENT_VARIABLE, parent_pid_in
 
@@ -37,6 +38,7 @@ class Options(ServerOptions):
 
 def run(arguments: list[str]) -> None:
     """Supervise until told to stop, or until the parent named in the environment is gone."""
+    sys.stderr = Lossy(sys.stderr)  # the library tells there of log lines it cannot write
     configuration = Path(arguments[arguments.index("-c") + 1])
     _wait_for_predecessor(configuration.with_suffix(".lock"))
     parent_pid = parent_pid_in(os.environ)

@@ -122,9 +122,13 @@ class Watch:
     async def _judge(self, member: Member, now: float) -> None:
         """Tell when a member is unwell or has something to say, and end one that is unwell for too long."""
         verdict = self.verdict(member, now)
-        said, self._told_detail[member.name] = self._told_detail.get(member.name, ""), member.detail
-        if member.detail and member.detail != said:
-            self._tell(f"{member.name}: {member.detail}")
+        said, says = (
+            self._told_detail.get(member.name, ""),
+            member.detail if member.state == "serving" else "",
+        )
+        self._told_detail[member.name] = says
+        if says and says != said:
+            self._tell(f"{member.name}: {says}")
         before, self._told_state[member.name] = self._told_state.get(member.name, ""), verdict.state
         if verdict.state in UNWELL and before != verdict.state:
             self._tell(f"{member.name} (pid {member.pid}) is {verdict.state}: {verdict.detail}")

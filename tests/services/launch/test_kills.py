@@ -6,6 +6,7 @@ working thread that hangs, a crash loop; the supervisor killed and stopped.
 
 from __future__ import annotations
 
+import resource
 import signal
 import tempfile
 from pathlib import Path
@@ -147,7 +148,28 @@ async def speak(life):
         await life.say("a word")
 """
     path.write_text(path.read_text().replace("async def body", speak + "\n\nasync def body"))
-    house.launch()
+    launch = house.launch()
     house.wait_for("mac: a word")
     assert (house.process("mac").state, house.process("mac").detail) == ("serving", "a word")
     assert house.text().count("mac: a word") == 1
+    launch.send_signal(signal.SIGINT)
+    assert launch.wait(WAIT_S) == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="limits of other processes can be set on Linux only"
+)
+def test_a_disk_that_becomes_full_ends_nobody(house):
+    house.add("gateway")
+    house.add("mac")
+    launch = house.launch()
+    house.wait_for("ready [")
+    for pid in (launch.pid, house.supervisor_pid(), *house.all_pids()):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))  # from now on no file grows
+    for _ in range(2):
+        former = house.process("mac").pid
+        house.kill(former, signal.SIGKILL)
+        whole_again(house, "mac", former)
+    assert house.process("gateway").state == "serving"
+    launch.send_signal(signal.SIGINT)
+    assert launch.wait(WAIT_S) == 0
