@@ -130,9 +130,13 @@ def run_programs(
         with suppress(OSError):
             say(text)
 
-    with log_path(settings.run_dir, "launch").open("a", buffering=1) as file:
+    file = log_path(settings.run_dir, "launch").open("a", buffering=1)
+    try:
         configure_log("launch", level=settings.log.level, format="json", stream=file)
         return asyncio.run(main())
+    finally:
+        with suppress(OSError):  # the disk is full: the last lines are lost
+            file.close()
 
 
 def _wire_worker(settings: Settings, cutting: Cutting) -> Settings:
