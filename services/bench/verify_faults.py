@@ -23,7 +23,7 @@ from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig
 
 N_CTX = 4096
-N_PROMPT, N_PROMPT_QUICK = 1400, 900
+N_PROMPT, N_PROMPT_QUICK = 1200, 900
 N_TOKENS, N_TOKENS_QUICK = 24, 12
 ANSWER_S_MIN, FREEZE_S = 2.0, 4.0
 """The bridge's patience here, and a freeze that outlasts it."""
@@ -31,6 +31,8 @@ REST_S = 0.2
 """How long a lost worker rests here."""
 WARM_UP = 3
 """Cases after which processes hold what they hold; footprints are taken then and at the end."""
+UNGUARDED = tuple(moment for moment in c.MOMENTS if moment is not c.DURING_RANGE)
+"""Only a read that takes work back asks for a state by itself."""
 ROUNDS_OF_KILLS, ROUNDS_OF_KILLS_QUICK = 20, 2
 
 
@@ -93,16 +95,32 @@ def chosen_cases(quick: bool, first: bool) -> list[c.Case]:
     """All cases; a quick run meets refused greetings once, and only some moments with its second model."""
     kinds = c.fault_kinds(FREEZE_S)
     if not quick:
-        return c.cases(kinds, c.MOMENTS)
+        return c.cases(kinds, UNGUARDED)
     if first:
-        return c.cases(kinds, c.MOMENTS, refusals_at=(c.MID_CHUNK,))
+        return c.cases(kinds, UNGUARDED, refusals_at=(c.MID_CHUNK,))
     return c.cases(kinds, (c.MID_CHUNK, c.DURING_SYNC), refusals_at=())
 
 
+def guarded_cases() -> list[c.Case]:
+    """Where it matters that reads leave a worker that is too slow: slowness, and the state that is asked for then."""
+    slow = [kind for kind in c.fault_kinds(FREEZE_S) if kind.name in ("long freeze", "slow-down")]
+    at_state = c.cases(c.fault_kinds(FREEZE_S), (c.DURING_RANGE,), refusals_at=())
+    return c.cases(slow, (c.MID_CHUNK, c.BETWEEN_CHUNKS)) + at_state
+
+
 def strike_model(
-    label: str, path: Path, report: Report, counts: FaultCounts, chosen: Sequence[c.Case]
+    label: str,
+    path: Path,
+    report: Report,
+    counts: FaultCounts,
+    chosen: Sequence[c.Case],
+    *,
+    guarded: bool = False,
 ) -> None:
-    """All chosen cases on one model, on processes of its own; adds to `counts`."""
+    """All chosen cases on one model, on processes of its own; adds to `counts`.
+
+    guarded: reads take work back from a worker that does not make them faster; otherwise it takes part in all of them.
+    """
     split_layer = plan_split(ModelSpec.read(path), None).layer
     with Rig(
         path,
@@ -110,7 +128,7 @@ def strike_model(
         worker_emulate="loopback",
         worker_rest_s=REST_S,
         answer_s_min=ANSWER_S_MIN,
-        split_guard="off",
+        split_guard="on" if guarded else "off",
     ) as rig:
         alone, split = rig.seat_alone(), rig.seat_split(split_layer)
         for seat in (alone, split):
@@ -146,13 +164,11 @@ def _those_that_exist(
 ) -> list[c.Case]:
     """The chosen cases whose moment is ever reached; the others are told as such."""
     reached = [case for case in chosen if case.moment is not c.DURING_RANGE]
-    if len(reached) < len(chosen):
-        if subject.asks_for_states:
-            return list(chosen)
-        counts.not_built.append(
-            f"{label}: no read asked for a state (STATE_RANGE), so no fault could strike there"
-        )
-    return reached
+    if len(reached) < len(chosen) and not subject.asks_for_states:
+        text = "no read asked for a state (STATE_RANGE), so no fault could strike there"
+        counts.not_built.append(f"{label}: {text}")
+        return reached
+    return list(chosen)
 
 
 def _tell_trial(report: Report, label: str, trial: Trial) -> None:

@@ -89,13 +89,7 @@ MOMENTS = (
     Moment("during STATE_RANGE", "during range 1", "answering range 1"),
     Moment("mid-decode", "now", None, in_read=False),
 )
-BEFORE, MID_CHUNK, DURING_SYNC, DURING_RANGE, MID_DECODE = (
-    MOMENTS[0],
-    MOMENTS[1],
-    MOMENTS[4],
-    MOMENTS[5],
-    MOMENTS[6],
-)
+BEFORE, MID_CHUNK, BETWEEN_CHUNKS, _LAST_CHUNK, DURING_SYNC, DURING_RANGE, MID_DECODE = MOMENTS
 NO_FAULT = FaultKind("no fault", "", "maybe")
 SLOW_FIRST = "slow 8 for 3 during chunk 1; "
 """Of a worker that becomes slow, a read takes its work back, and asks for the state at the last chunk it ran."""
