@@ -4,9 +4,12 @@ The softmax of a page is normalised, so its sum and maximum are read off where i
 
     m = scale * score[j]        l = 1 / p[j]        O = l * (p · V)
 
-which needs no second pass and cannot overflow. f16 pages keep keys head by head and values transposed, and run on
-matrix kernels only. Pages of other types (q8_0) keep their rows as they came; these are widened to f32, which is exact,
-and summed by outer products: slower. Knows nothing of who asks; run by page_kernel.py.
+which needs no second pass and cannot overflow. A few rows are read off where they lie, on the CPU: an operation less
+is a meeting of all threads less. Many rows, and other devices, do it in the graph.
+
+f16 pages keep keys head by head and values transposed, and run on matrix kernels only. Pages of other types (q8_0) keep
+their rows as they came; these are widened to f32, which is exact, and summed by outer products: slower. Knows nothing
+of who asks; run by page_kernel.py.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 
 from common.ggml.builder import GraphBuilder
 from common.ggml.graph import Graph
-from common.ggml.tensor import F16, F32, Port, Tensor
+from common.ggml.tensor import F16, F32, Port, Tensor, host_view
 from common.limits import PAGE_PAD_TOKENS
 
 NODES_PER_PAGE_MAX = 32
@@ -61,25 +64,30 @@ class PageRef:
 
 @dataclass
 class PageNodes:
-    """The nodes of one page that change with the number of keys read."""
+    """The nodes of one page: its results, and what changes with the number of keys read."""
 
     mask: Tensor | None
     n_read: int
+    output: Tensor
+    scores: Tensor
+    weights: Tensor
     windows: list[tuple[Tensor, int]] = field(default_factory=list)
     """(tensor, axis of the keys) of views on memory that stays as it is"""
-    results: list[tuple[Tensor, int]] = field(default_factory=list)
+    packed: list[tuple[Tensor, int]] = field(default_factory=list)
     """(tensor, axis of the keys) of what lies without gaps: the strides of later axes follow"""
     turned: Tensor | None = None
     """The weights with their first two axes swapped"""
+    lying: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    """Output, scores and weights in memory, where they are read off there"""
 
     def aim(self, n_read: int) -> None:
         """Reads the first `n_read` keys of the page."""
         if n_read == self.n_read:
             return
-        self.n_read = n_read
+        self.n_read, self.lying = n_read, None
         for tensor, axis in self.windows:
             tensor.struct.ne[axis] = n_read
-        for tensor, axis in self.results:
+        for tensor, axis in self.packed:
             struct = tensor.struct
             struct.ne[axis] = n_read
             for behind in range(axis + 1, 4):
@@ -92,40 +100,61 @@ class PageNodes:
             struct.nb[:] = [F32_BYTES * size for size in sizes]
 
 
+Found = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of one page: p · V f32 [n_head_kv, n_rows, head_dim], score and p [n_head_kv, n_rows] at the largest p"""
+
+
 @dataclass
 class PageGraph:
-    """A finished graph over pages, its inputs and results. Ports work once the graph has memory (`connect`)."""
+    """A finished graph over pages. Its queries and results are exchanged once it has memory (`connect`)."""
 
     graph: Graph
-    shape: PageShape
-    n_rows: int
     pages: list[PageNodes]
     queries: Tensor
-    results: Tensor
-    """f32, for each page: O of unit weight [n_head_kv, n_rows, head_dim], score and weight [n_head_kv, n_rows]"""
+    results: Tensor | None
+    """f32, a line for each page: output, scores and weights of `Found`. None where they are read off in memory"""
 
     def connect(self) -> None:
-        """Ties the tensors to the arrays below."""
-        shape = (self.shape.n_head_kv, self.n_rows)
-        self.queries_port = Port(self.queries, np.empty((*shape, self.shape.head_dim), np.float32))
-        values = np.empty((len(self.pages), self.results.ne[0]), np.float32)
-        self.results_port = Port(self.results, values)
-        n = shape[0] * shape[1]
-        self.o = values[:, : -2 * n].reshape(-1, *shape, self.shape.head_dim)
-        self.score = values[:, -2 * n : -n].reshape(-1, *shape)
-        self.weight = values[:, -n:].reshape(-1, *shape)
+        """Ties queries and results to arrays."""
+        head_dim, n_rows, n_head, _ = self.queries.ne
+        self.queries_port = Port(self.queries, np.empty((n_head, n_rows, head_dim), np.float32))
+        if self.results:
+            values = np.empty((len(self.pages), self.results.ne[0]), np.float32)
+            self._results_port, n = Port(self.results, values), n_rows * n_head
+            o = values[:, : -2 * n].reshape(-1, n_head, n_rows, head_dim)
+            score, weight = (v.reshape(-1, n_head, n_rows) for v in (values[:, -2 * n : -n], values[:, -n:]))
+            self._found = list(zip(o, score, weight, strict=True))
+
+    def read(self) -> list[Found]:
+        """What the last run found on each page; the next run changes it."""
+        if self.results:
+            self._results_port.fetch()
+            return self._found
+        return [_read_off(page) for page in self.pages]
 
     def close(self) -> None:
         """Frees the graph. Calling it again does nothing."""
         self.graph.close()
 
 
+def _read_off(page: PageNodes) -> Found:
+    if page.lying is None:
+        page.lying = host_view(page.output)[0], host_view(page.scores)[0], host_view(page.weights)[0]
+    output, scores, weights = page.lying
+    largest = weights.argmax(axis=-1, keepdims=True)
+    score, weight = (np.take_along_axis(a, largest, axis=-1)[..., 0] for a in (scores, weights))
+    return output, score, weight
+
+
 class PageGraphBuilder:
     """Makes one graph of `n_rows` query rows over pages."""
 
-    def __init__(self, shape: PageShape, key_numbers: Tensor, n_rows: int, scale: float) -> None:
-        """key_numbers: i32 [page_tokens], counting from 0."""
+    def __init__(
+        self, shape: PageShape, key_numbers: Tensor, n_rows: int, scale: float, *, reads_off: bool
+    ) -> None:
+        """key_numbers: i32 [page_tokens], counting from 0. reads_off: results are read in memory, outside the graph."""
         self._shape, self._key_numbers, self._n_rows, self._scale = shape, key_numbers, n_rows, scale
+        self._reads_off = reads_off
 
     def build(self, pages: Sequence[PageRef], n_whole: int) -> PageGraph:
         """All pages but the first `n_whole` get a mask. Raises EngineError.
@@ -137,28 +166,30 @@ class PageGraphBuilder:
         add = self._add_f16 if shape.ggml_type == F16 else self._add_widened
         try:
             self._queries = g.input(F32, shape.head_dim, n_rows, shape.n_head_kv)
-            results = g.input(F32, (shape.head_dim + 2) * n_rows * shape.n_head_kv, len(pages))
-            nodes = []
+            nodes, results = [], None
             for number, ref in enumerate(pages):
                 mask = g.input(F16, ref.n_keys, n_rows) if number >= n_whole else None
-                place = g.view(results, results.ne[:1], (), number * results.nb[1])
-                nodes.append(add(ref, mask, place))
+                nodes.append(add(ref, mask))
+            if not self._reads_off:
+                results = g.input(F32, (shape.head_dim + 2) * n_rows * shape.n_head_kv, len(pages))
+                for number, page in enumerate(nodes):
+                    self._pick(page, g.view(results, results.ne[:1], (), number * results.nb[1]))
         except BaseException:
             g.drop()
             raise
-        return PageGraph(g.finish(), shape, n_rows, nodes, self._queries, results)
+        return PageGraph(g.finish(), nodes, self._queries, results)
 
-    def _add_f16(self, ref: PageRef, mask: Tensor | None, place: Tensor) -> PageNodes:
+    def _add_f16(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
         g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys
         k = g.view(ref.k, (d, n, n_head), ref.k_strides, ref.k_offset)
         v = g.view(ref.v, (n, d, n_head), ref.v_strides, ref.v_offset)
         scores = g.precise(g.matmul(k, self._queries))  # [n, n_rows, n_head_kv]
         weights = g.soft_max(scores, mask, self._scale)
-        nodes = self._finish(g.matmul(v, weights), scores, weights, mask, place)
+        nodes = self._page(mask, g.matmul(v, weights), scores, weights)
         nodes.windows += [(k, 1), (v, 0)]
         return nodes
 
-    def _add_widened(self, ref: PageRef, mask: Tensor | None, place: Tensor) -> PageNodes:
+    def _add_widened(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
         g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys
         numbers = g.view(self._key_numbers, (n,))
         rows = [
@@ -170,25 +201,29 @@ class PageGraphBuilder:
         scores = g.precise(g.matmul(k, self._queries))
         weights = g.soft_max(scores, mask, self._scale)
         turned = g.permute(weights, 1, 0, 2, 3)  # [n_rows, n, n_head_kv]
-        nodes = self._finish(g.outer_product(v, turned), scores, weights, mask, place)
+        nodes = self._page(mask, g.outer_product(v, turned), scores, weights)
         nodes.windows += [(numbers, 0), *((each, 1) for each in (*rows, *wide, k, v))]
         nodes.turned = turned
         return nodes
 
-    def _finish(
-        self, output: Tensor, scores: Tensor, weights: Tensor, mask: Tensor | None, place: Tensor
-    ) -> PageNodes:
-        """Copies the output to its place, and score and weight as they are at the largest weight of each row."""
-        g, (n, n_rows, n_head, _) = self._g, weights.ne
+    def _page(self, mask: Tensor | None, output: Tensor, scores: Tensor, weights: Tensor) -> PageNodes:
+        self._g.run(output)
+        if self._reads_off:
+            for tensor in (output, scores, weights):
+                self._g.output(tensor)
+        nodes = PageNodes(mask, weights.ne[0], output, scores, weights)
+        nodes.packed += [(t, 0) for t in (scores, weights, *([mask] if mask else []))]
+        return nodes
+
+    def _pick(self, page: PageNodes, place: Tensor) -> None:
+        """Copies a page's output to its place, and score and weight as they are at the largest weight of each row."""
+        g, (n, n_rows, n_head, _) = self._g, page.weights.ne
         n_all = n_rows * n_head
-        flat = g.reshape(weights, n, n_all)
+        flat = g.reshape(page.weights, n, n_all)
         largest = g.reshape(g.argmax(flat), 1, n_all)
-        columns = [g.reshape(t, 1, n, n_all) for t in (scores, weights)]
+        columns = [g.reshape(t, 1, n, n_all) for t in (page.scores, page.weights)]
         offset = 0
-        for found in (output, *(g.get_rows(column, largest) for column in columns)):
+        for found in (page.output, *(g.get_rows(column, largest) for column in columns)):
             g.run(g.copy(found, g.view(place, (found.n_elements,), (), offset * F32_BYTES)))
             offset += found.n_elements
-        nodes = PageNodes(mask, n)
-        nodes.results += [(t, 0) for t in (scores, weights, flat, *([mask] if mask else []))]
-        nodes.results += [(column, 1) for column in columns]
-        return nodes
+        page.packed += [(flat, 0), *((column, 1) for column in columns)]

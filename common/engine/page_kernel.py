@@ -22,6 +22,10 @@ from .page_graph import PageGraph, PageGraphBuilder, PageRef, PageShape
 
 ROWS_MAX = 384
 """Query rows a head in one graph. More run in blocks: that bounds the memory of scores and costs no time."""
+PAGES_MAX = 16
+"""Pages in one graph, for the same reason."""
+READ_OFF_ROWS_MAX = 16
+"""Up to so many rows, a page's scores and weights are read where they lie (on the CPU)."""
 GRAPHS_PER_LAYER = 4
 VISIBLE, HIDDEN = np.float16(0), np.float16(-np.inf)
 
@@ -61,13 +65,12 @@ class PageKernel:
             self._attend_block(q, scale, pages, rows, slice(r, min(r + ROWS_MAX, rows.n_rows)))
             for r in range(0, rows.n_rows, ROWS_MAX)
         ]
-        if len(blocks) == 1:
-            return blocks[0]
-        return [_side_by_side(parts) for parts in zip(*blocks, strict=True)]
+        return blocks[0] if len(blocks) == 1 else [_side_by_side(b) for b in zip(*blocks, strict=True)]
 
     def reserve(self, pages: tuple[PageRef, ...], n_rows: int) -> None:
         """Takes the memory that attending these pages needs. Raises UnsupportedOperationError, OutOfMemoryError."""
-        self._get(pages, min(n_rows, ROWS_MAX), 1.0, len(pages) - 1)
+        some = pages[:PAGES_MAX]
+        self._get(some, min(n_rows, ROWS_MAX), 1.0, len(some) - 1)
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """Drops the graphs that read one of these, whose memory is about to be freed."""
@@ -86,6 +89,15 @@ class PageKernel:
     def _attend_block(
         self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows, block: slice
     ) -> list[PartialAttention]:
+        if len(pages) <= PAGES_MAX:
+            return self._run(q, scale, pages, rows, block)
+        chunks = (pages[i : i + PAGES_MAX] for i in range(0, len(pages), PAGES_MAX))
+        return [part for chunk in chunks for part in self._run(q, scale, chunk, rows, block)]
+
+    def _run(
+        self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows, block: slice
+    ) -> list[PartialAttention]:
+        """One graph: some rows, some pages."""
         n_whole = sum(ref.first_position + ref.n_keys <= rows.position + 1 for ref in pages)
         graph = self._get(pages, block.stop - block.start, scale, n_whole)
         graph.queries_port.send(q[:, block])
@@ -94,25 +106,16 @@ class PageKernel:
             if nodes.mask is not None:
                 nodes.mask.write(self._mask(ref.first_position, nodes.n_read, rows, block))
         self._backend.compute(graph.graph.ptr)
-        graph.results_port.fetch()
-        return [
-            self._accumulators(graph, number, scale, rows.positions[block] < ref.first_position)
-            if ref.first_position > rows.position
-            else self._accumulators(graph, number, scale)
-            for number, ref in enumerate(pages)
-        ]
-
-    @staticmethod
-    def _accumulators(
-        graph: PageGraph, number: int, scale: float, blind: np.ndarray | None = None
-    ) -> PartialAttention:
-        """Of page `number`, from the results; `blind` rows saw no key of it."""
-        l = np.reciprocal(graph.weight[number])  # noqa: E741
-        m = graph.score[number] * np.float32(scale)
-        o = graph.o[number] * l[..., None]
-        if blind is not None:
-            m[:, blind], l[:, blind], o[:, blind] = -np.inf, 0, 0
-        return PartialAttention(m, l, o)
+        parts = []
+        for ref, (output, score, weight) in zip(pages, graph.read(), strict=True):
+            l = np.reciprocal(weight)  # noqa: E741
+            m = score * np.float32(scale)
+            o = output * l[..., None]
+            if ref.first_position > rows.position:
+                blind = rows.positions[block] < ref.first_position
+                m[:, blind], l[:, blind], o[:, blind] = -np.inf, 0, 0
+            parts.append(PartialAttention(m, l, o))
+        return parts
 
     def _mask(self, first_position: int, n_read: int, rows: QueryRows, block: slice) -> np.ndarray:
         """f16 [n_rows, n_read]: which keys of a page each row sees. The last one is kept: every layer asks the same.
@@ -136,7 +139,9 @@ class PageKernel:
             return graph
         if len(self._graphs) >= self._n_graphs_max:
             self._graphs.popitem(last=False)[1].close()
-        graph = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale).build(pages, n_whole)
+        reads_off = self._backend.device.is_cpu and n_rows <= READ_OFF_ROWS_MAX
+        builder = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale, reads_off=reads_off)
+        graph = builder.build(pages, n_whole)
         if missing := graph.graph.unsupported(self._backend):
             graph.close()
             raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")

@@ -226,7 +226,7 @@ class GraphBuilder:
         return self._new(lib.ggml_soft_max_ext, a.ptr, mask.ptr if mask else None, scale, 0.0)
 
     def argmax(self, a: Tensor) -> Tensor:
-        """i32 [n_rows]: where each row of a [n, n_rows] is largest, the first of equals."""
+        """i32 [n_rows]: where each row of a [n, n_rows] is largest."""
         require(is_rows_of_f32(a) and a.ne[2:] == (1, 1), "argmax", a)
         return self._new(lib.ggml_argmax, a.ptr)
 

@@ -99,6 +99,16 @@ class StockContext:
             return np.empty((0, self._model.n_vocab), np.float32)
         return np.ctypeslib.as_array(api.llama_get_logits(self.ptr), (n_out, self._model.n_vocab)).copy()
 
+    def use_threads(self, n_threads: int) -> None:
+        """Computes on so many threads from now on."""
+        llama().llama_set_n_threads(self.ptr, n_threads, n_threads)
+
+    def truncate(self, n: int) -> None:
+        """Forgets positions from n on. Raises EngineError where the model cannot (recurrent states)."""
+        api = llama()
+        if not api.llama_memory_seq_rm(api.llama_get_memory(self.ptr), 0, n, -1):
+            raise EngineError(f"stock llama.cpp cannot go back to position {n} with this model")
+
     def clear(self) -> None:
         """Forgets the sequence."""
         api = llama()

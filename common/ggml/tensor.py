@@ -1,10 +1,13 @@
 """Tensors and the memory they live in: `Tensor` (a checked handle) and `Arena` (tensors with one buffer).
 
-Reads and writes go through the backend (tensor_set, tensor_get), never through host pointers, so that the same code
-serves a GPU. Knows nothing of graphs or models; used by graph.py, common/state and common/engine.
+Reads and writes go through the backend (tensor_set, tensor_get), not through host pointers, so that the same code
+serves a GPU; `host_view` is the one exception, for what is worth it on the CPU. Knows nothing of graphs or models; used
+by graph.py, common/state and common/engine.
 """
 
 from __future__ import annotations
+
+import ctypes as C
 
 import numpy as np
 import psutil
@@ -125,6 +128,22 @@ class Tensor:
             )
         if not self.struct.data:
             raise EngineError(f"{self!r} has no memory (nothing reads it, or it was not allocated)")
+
+
+def host_view(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory itself, f32, outermost axis first, valid while that memory is. For the CPU only.
+
+    Raises EngineError for other types, gaps, and memory that this processor does not address.
+    """
+    struct = tensor.struct
+    if tensor.type != F32 or not tensor.is_contiguous or not struct.data:
+        raise EngineError(f"{tensor!r} is not seen as an array: it must be f32 without gaps, and have memory")
+    if not lib.ggml_backend_buffer_is_host(struct.buffer):
+        raise EngineError(f"{tensor!r} lies in the memory of another device")
+    shape = tuple(struct.ne)
+    n_bytes = 4 * shape[0] * shape[1] * shape[2] * shape[3]
+    memory = (C.c_char * n_bytes).from_address(struct.data)
+    return np.frombuffer(memory, np.float32).reshape(shape[::-1])
 
 
 class Port:

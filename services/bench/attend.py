@@ -113,7 +113,8 @@ def measure(ggml_type: str, n_threads: int, quick: bool, report: Report) -> dict
             f"{ggml_type} {n_threads}t {shape.what}: flash / ours {times.ratio:.2f}, ours "
             f"{times.ours_s * 1e3:.1f} ms for {shape.n_pages} pages (others used up to {max(times.others):.0%})"
         )
-    pages.close(), flash.close(), backend.close()
+    for each in (pages, flash, backend):
+        each.close()
     return measured
 
 

@@ -131,10 +131,10 @@ class PageRows:
         k = self._arena.tensor(F16, at.head_dim, at.n_head_kv * at.n_keys)
         v = self._arena.tensor(F16, 1, layout.n_value_elements)
         self._arena.allocate(backend.buffer_type)
-        stores = PagedKeys(k, layout), PagedValues(v, layout)
+        key_store, value_store = PagedKeys(k, layout), PagedValues(v, layout)
         for page in range(at.n_pages):
-            for store, rows in zip(stores, (keys, values), strict=True):
-                store.write(page * PAGE_TOKENS, rows.stored.reshape(-1))
+            key_store.write(page * PAGE_TOKENS, keys.stored.reshape(-1))
+            value_store.write(page * PAGE_TOKENS, values.stored.reshape(-1))
         head, line = at.head_dim * F16_BYTES, layout.line(0) * F16_BYTES
         strides = (head, PAGE_TOKENS * head), (line, at.head_dim * line)
         return tuple(
@@ -154,7 +154,8 @@ class PageRows:
         self._arena.allocate(backend.buffer_type)
         n_bytes, refs = keys.stored.nbytes, []
         for page in range(at.n_pages):
-            k.write(keys.stored, page * n_bytes), v.write(values.stored, page * n_bytes)
+            k.write(keys.stored, page * n_bytes)
+            v.write(values.stored, page * n_bytes)
             place = page * n_bytes, (k.nb[1], 0)
             refs.append(PageRef(k, *place, v, *place, page * PAGE_TOKENS, PAGE_TOKENS))
         return tuple(refs)

@@ -3,10 +3,11 @@
 Same file, weight layout, threads, f16 cache, flash attention and ubatch. A round reads the same text with both, ubatch
 by ubatch, and then decodes with both, a few tokens at a time, changing who goes first; so both meet the same
 disturbances, and the last logits of both must be equal to the bit. A figure is the median over rounds of (stock's
-seconds / ours): above 1 our engine is faster.
+seconds / ours): above 1 our engine is faster. Decode here is the fused path; engine_depth.py adds the paged one.
 
     <model>.prefill_vs_stock_1t, _2t    reading PREFILL_TOKENS from an empty cache
     <model>.decode_vs_stock_1t, _2t     decoding DECODE_TOKENS behind them, logits fetched
+    smollm2.decode_4k_vs_stock_1t, _2t  decoding by pages from 4,096 tokens on
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from common.engine.weights import WeightLayout
 from common.ggml.stock import StockContext, StockModel
 from common.model.embedded import embedded_model
 from common.model.synthetic import ensure_preset
+from services.bench.engine_depth import add_depth_figures, depth_rows, measure_depth
 from services.bench.load import BUSY_SHARE, LoadMeter
 from services.bench.report import NotMeasuredError, Report, report_options
 from services.bench.texts import natural_tokens
@@ -36,6 +38,8 @@ from services.bench.texts import natural_tokens
 THREADS = (1, 2)
 N_CTX = 2048
 DECODE_TOKENS = 64
+DEPTH_MODEL = "smollm2"
+"""Decoded at depth too. A hybrid's attention is a small share of its token at that depth, and stock cannot go back."""
 DECODE_TURN_TOKENS = 4
 """Tokens decoded by one side before the other takes its turn."""
 
@@ -173,9 +177,9 @@ def add_figures(report: Report, rounds: Rounds) -> None:
         )
 
 
-def print_table(report: Report, everything: list[Rounds]) -> None:
+def print_table(report: Report, everything: list[Rounds], at_depth: list[tuple[object, ...]]) -> None:
     """Tokens a second of both sides, medians."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for rounds in everything:
         for what, n, pairs in (
             ("prefill", rounds.prefill_tokens, rounds.prefill_s),
@@ -185,7 +189,7 @@ def print_table(report: Report, everything: list[Rounds]) -> None:
             rows.append(
                 (f"{rounds.label} {what}, {rounds.n_threads} threads", stock, ours, Rounds.ratio(pairs))
             )
-    report.table("tokens a second, medians", ("", "stock", "ours", "stock's time / ours"), rows)
+    report.table("tokens a second, medians", ("", "stock", "ours", "stock's time / ours"), [*rows, *at_depth])
 
 
 @click.command()
@@ -202,7 +206,12 @@ def command(
     everything: list[Rounds] = []
     for label, path, prefill_tokens, n_rounds in chosen:
         everything += measure(label, path, prefill_tokens, n_rounds, weights, report)
+    at_depth = []
+    for label, path, _, n_rounds in chosen:
+        if label == DEPTH_MODEL:
+            at_depth = measure_depth(label, path, n_rounds, weights, THREADS, report)
     for rounds in everything:
         add_figures(report, rounds)
-    print_table(report, everything)
+    add_depth_figures(report, DEPTH_MODEL, at_depth)
+    print_table(report, everything, depth_rows(DEPTH_MODEL, at_depth))
     report.finish()
