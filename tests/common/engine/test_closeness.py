@@ -1,4 +1,4 @@
-"""Closeness counts what it says; the fused engine agrees with stock always, the paged one at least as stock with itself.
+"""Closeness counts what it says; the fused engine always agrees with stock, the paged one but for close calls.
 
 Counting is tried on made-up logits. Then the embedded model, teacher-forced on natural text: what the paged engine
 chooses differently must be as close a call as a rounding decides.

@@ -1,10 +1,14 @@
-"""Tiny models of both architectures, and engines over them, made once for all tests of the mac process."""
+"""Tiny models of both architectures, and engines over them, made once for all tests of the mac process.
+
+The hybrid decodes by pages, small ones, the dense model as stock does: what reads, splits and turns promise holds with
+both.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from common.engine.engine import Engine
+from common.engine.engine import Decoding, Engine
 from common.model.geometry import Geometry
 from common.model.synthetic import write_synthetic
 
@@ -18,6 +22,7 @@ GEOMETRIES = {
     ),
 }
 SPLIT_LAYERS = {"llama": 2, "qwen35": 4}
+DECODINGS = {"llama": Decoding("fused"), "qwen35": Decoding("paged", page_tokens=192, group_pages=2)}
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +42,8 @@ def new_engine(tiny_models):
     engines = []
 
     def make(arch):
-        engines.append(Engine.load(tiny_models[arch], n_ctx=N_CTX, n_threads=1, device="cpu"))
+        load = dict(n_ctx=N_CTX, n_threads=1, device="cpu", decoding=DECODINGS[arch])
+        engines.append(Engine.load(tiny_models[arch], **load))
         return engines[-1]
 
     yield make
