@@ -96,14 +96,15 @@ def test_what_it_prints_can_be_pasted_and_the_worker_reads_along(folder, smollm2
             answer = json.loads(_paste(pasted))
             assert "choices" in answer, answer
             assert answer["choices"][0]["message"]["content"]
+        _await_worker(url)
         answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(110)))
         assert answer["usage"]["prompt_tokens"] > 600
-        assert answer["outrigger"]["tokens_worker"] >= 512
+        assert answer["outrigger"]["tokens_worker"] >= 512, answer["outrigger"]["bypass_reason"]
         assert len(run.pids()) == 6, "the command, the supervisor, gateway, mac, bridge and worker"
     finally:
         code = run.stop()
     assert code == 0
-    assert run.said.splitlines()[-1] == "stopping ..."
+    assert "stopping ..." in run.said.splitlines()
     assert run.pids() == []
 
 
@@ -128,6 +129,18 @@ def test_without_a_worker_the_host_reads_alone(folder, smollm2):
         assert answer["outrigger"]["bypass_reason"] == "off"
     finally:
         assert run.stop() == 0
+
+
+def _await_worker(url: str) -> None:
+    """Until the link is up: the host serves before that, and would read alone."""
+    give_up_at = time.monotonic() + START_S
+    while True:
+        with urllib.request.urlopen(f"{url}/health", timeout=WAIT_S) as answer:
+            state = json.load(answer)["worker"]["state"]
+        if state == "ready":
+            return
+        assert time.monotonic() < give_up_at, state
+        time.sleep(0.05)
 
 
 def _paste(line: str) -> str:

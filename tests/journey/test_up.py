@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -89,6 +88,15 @@ def ask(url: str, model: str, text: str, max_tokens: int) -> str:
         return answer.read().decode()
 
 
+def healthy(url: str) -> bool:
+    """Whether the API says that a token can be computed."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=WAIT_S) as answer:
+            return json.load(answer)["status"] == "ok"
+    except urllib.error.URLError:
+        return False
+
+
 def in_background(work) -> tuple[threading.Thread, list]:
     """Run `work` on a thread; its result, or its error, is put into the list."""
     got: list = []
@@ -127,16 +135,19 @@ def test_up_status_a_crash_logs_and_down(house, smollm2):
     assert "lost while it worked on this request" in str(got[0]), got
     until(lambda: house.processes()["mac"]["restarts"] == 1)
     until(lambda: house("status").returncode == 0)
+    until(lambda: healthy(url))
     mac = house.processes()["mac"]
     assert re.search(
         r"crashed with SIGSEGV in \w+ \(.*, while reading chatcmpl-\w+, \d+ of \d+ tokens done",
         mac["last_error"],
     )
     assert mac["last_error"][:60] in house("status").stdout
-    assert "mac was started again" in house("logs", "launch").stdout
+    until(lambda: "mac was started again" in house("logs", "launch").stdout)
 
     thread, got = in_background(lambda: ask(url, smollm2.stem, "Tell a long story of a boat.", 100))
-    time.sleep(0.5)
+    notes_now = house.run_dir / f"mac.{house.processes()['mac']['pid']}.doing"
+    until(lambda: b"chatcmpl-" in notes_now.read_bytes() or bool(got))
+    assert not got, got
     down = house("down")
     thread.join()
     assert down.returncode == 0, down.stdout
