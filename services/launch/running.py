@@ -20,6 +20,7 @@ from common.config import Settings
 from common.errors import ServiceError, SettingError
 from common.wire.messages import AskLaunch, Beat, LaunchStatus, ProcessStatus, StateChanged
 from common.wire.routes import LIFE
+from services.launch.first_answer import can_answer
 from services.launch.lock import RunLock
 from services.launch.logs import last_lines, log_path, set_aside
 from services.launch.programs import Program
@@ -83,6 +84,7 @@ class Launch:
                     set_aside(self.settings.run_dir, program.name)
                 await self.supervisor.start(self.programs, environ)
                 if await self._become_ready():
+                    await self._answer()
                     self.state = "serving"
                     self._tell(ready(self.roster, time.monotonic() - self._began_s))
                     self._write_note(lock)
@@ -163,6 +165,16 @@ class Launch:
                 told_s = now
                 self._tell(f"{now - self._began_s:3.0f} s: waiting for {', '.join(self.roster.waiting_for)}")
         return True
+
+    async def _answer(self) -> None:
+        """Wait until the whole can answer; a stop that is asked meanwhile is not held up."""
+        if http := self.roster.listens.get("gateway", {}).get("http"):
+            with_worker = any(not program.on_bus for program in self.programs)
+            waiting = asyncio.create_task(can_answer(http, with_worker=with_worker))
+            stop = asyncio.create_task(self.stopping.wait())
+            await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (waiting, stop):
+                task.cancel()
 
     async def _serve(self, life: Owner) -> None:
         """Until a stop is asked. Raises GivenUpError, and ServiceError when the supervisor is gone."""

@@ -91,7 +91,7 @@ def ask(url: str, model: str, text: str, max_tokens: int) -> str:
 def healthy(url: str) -> bool:
     """Whether the API says that a token can be computed."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=WAIT_S) as answer:
+        with urllib.request.urlopen(f"{url.removesuffix('/v1')}/health", timeout=WAIT_S) as answer:
             return json.load(answer)["status"] == "ok"
     except urllib.error.URLError:
         return False
