@@ -20,7 +20,9 @@ def difference(host_text: str, worker_text: str) -> str:
     host, worker = host_text.splitlines(), worker_text.splitlines()
     both = zip(host, worker, strict=False)
     where = next((i for i, (ours, theirs) in enumerate(both) if ours != theirs), min(len(host), len(worker)))
-    quoted = [(lines[where] if where < len(lines) else "nothing")[:QUOTED_CHARS_MAX] for lines in (host, worker)]
+    quoted = [
+        (lines[where] if where < len(lines) else "nothing")[:QUOTED_CHARS_MAX] for lines in (host, worker)
+    ]
     return (
         f"host and worker hold different models: the host has '{quoted[0]}', the worker '{quoted[1]}' "
         f"(line {where + 1} of their fingerprints); cut the worker's file from the host's model "

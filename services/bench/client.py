@@ -105,7 +105,10 @@ class HostClient:
         return self.finish(self.start(prompt, max_tokens, **how), started_s)
 
     def finish(
-        self, request_id: str, started_s: float, on_token: Callable[[int, int], None] = lambda _index, _id: None
+        self,
+        request_id: str,
+        started_s: float,
+        on_token: Callable[[int, int], None] = lambda _index, _id: None,
     ) -> Answer:
         """Collect a started request to its end. on_token gets the index and id of each token when it comes."""
         token_ids: list[int] = []

@@ -114,7 +114,9 @@ def test_a_trim_may_follow_unanswered_chunks_also_a_full_window_and_is_answered_
     assert pair.host.idle and pair.worker.idle
 
 
-@pytest.mark.parametrize("request_frame", [ext.Sync2(1, 0, Payload(b"")), ext.Snapshot(0), ext.StateRange2(0, 0, 1)])
+@pytest.mark.parametrize(
+    "request_frame", [ext.Sync2(1, 0, Payload(b"")), ext.Snapshot(0), ext.StateRange2(0, 0, 1)]
+)
 def test_other_requests_wait_for_their_turn(request_frame):
     pair = Pair().greet()
     pair.say(pair.host, chunk2())
