@@ -69,7 +69,9 @@ class HostSettings(Leaf, frozen=True):
     ] = "repack"
     decode: Annotated[
         Literal["paged", "fused"],
-        _says("how single tokens attend: by pages (faster, at any depth), or as stock llama.cpp does, to the bit"),
+        _says(
+            "how single tokens attend: by pages (faster, at any depth), or as stock llama.cpp does, to the bit"
+        ),
     ] = "paged"
     page_tokens: Annotated[
         int,

@@ -64,6 +64,7 @@ def cases(quick: bool, models: tuple[str, ...], layer: int | None) -> list[Case]
         small = label == "smollm2"
         path = embedded_model() if small else ensure_preset(label)
         forty = int(ModelSpec.read(path).n_layer_full * 40 / 64)
+        depths: tuple[int, ...]
         if quick:
             depths = (0,) if small else (0, 4096)
             chosen.append(Case(label, path, forty, depths, n_rounds=2, worst=not small, layer=layer))

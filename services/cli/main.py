@@ -34,7 +34,10 @@ COMMANDS = {
     "synth": ("services.cli.synth:command", "Write a synthetic model."),
     "models": ("services.cli.models:command", "Models that come with Outrigger: list them, fetch one."),
     "verify": ("services.cli.verify:command", "Compare answers with and without the worker."),
-    "demo": ("services.cli.demo:command", "Read a long document alone and with a worker; cut the cable once."),
+    "demo": (
+        "services.cli.demo:command",
+        "Read a long document alone and with a worker; cut the cable once.",
+    ),
     "pages": (
         "services.cli.pages:command",
         "Page programs: build templates, look into packages, check pages.",
