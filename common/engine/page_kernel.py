@@ -1,21 +1,24 @@
 """PageKernel: attends pages in memory, and keeps the graphs that do it.
 
-One form serves any number of rows, here and on a worker, so that who computes changes no bit; many rows run in blocks.
-Knows nothing of sequences; used by local_pages.py.
+A few rows always run on ggml's kernels (page_graph.py), in one form here and on a worker, so that who computes changes
+no bit. Many rows run on them in blocks, or as NumPy's products (common/attention/products.py): see forms.py. Knows
+nothing of sequences; used by local_pages.py.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from common.attention.partial import PartialAttention
+from common.attention.products import attend_rows, blas_threads
 from common.errors import EngineError, UnsupportedOperationError
 from common.ggml.backend import Backend
 from common.ggml.graph import ComputeBuffer
-from common.ggml.tensor import I32, Arena, Tensor
+from common.ggml.tensor import I32, Arena, Tensor, host_view
 
 from .kv_source import QueryRows
 from .page_graph import PageGraph, PageGraphBuilder, PageRef, PageShape
@@ -27,15 +30,21 @@ PAGES_MAX = 16
 READ_OFF_ROWS_MAX = 16
 """Up to so many rows, a page's scores and weights are read where they lie (on the CPU)."""
 GRAPHS_PER_LAYER = 4
+F16_BYTES = 2
 VISIBLE, HIDDEN = np.float16(0), np.float16(-np.inf)
+
+Form = Literal["kernels", "products"]
 
 
 class PageKernel:
     """For pages of one shape on one backend; one thread at a time."""
 
-    def __init__(self, backend: Backend, shape: PageShape, n_layer: int = 1) -> None:
-        """n_layer: of how many layers graphs are kept. Raises OutOfMemoryError."""
-        self.shape = shape
+    def __init__(self, backend: Backend, shape: PageShape, n_layer: int = 1, form: Form = "kernels") -> None:
+        """n_layer: of how many layers graphs are kept. form: of many rows; products are for f16 on the CPU only.
+
+        Raises OutOfMemoryError.
+        """
+        self.shape, self.form = shape, form
         self._backend = backend
         self._buffer = ComputeBuffer(backend)
         self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
@@ -61,6 +70,9 @@ class PageKernel:
         expected = (self.shape.n_head_kv, rows.n_rows, self.shape.head_dim)
         if q.shape != expected:
             raise EngineError(f"queries are {list(q.shape)}, expected {list(expected)}")
+        if self.form == "products" and rows.n_rows > READ_OFF_ROWS_MAX:
+            with blas_threads(self._backend.n_threads):
+                return [self._attend_products(q, scale, ref, rows) for ref in pages]
         blocks = [
             self._attend_block(q, scale, pages, rows, slice(r, min(r + ROWS_MAX, rows.n_rows)))
             for r in range(0, rows.n_rows, ROWS_MAX)
@@ -129,6 +141,18 @@ class PageKernel:
             self._last_mask = (key, np.where(keys <= last, VISIBLE, HIDDEN))
         return self._last_mask[1]
 
+    def _attend_products(
+        self, q: np.ndarray, scale: float, ref: PageRef, rows: QueryRows
+    ) -> PartialAttention:
+        n_keys = min(ref.n_keys, rows.end - ref.first_position)
+        n_head, d = self.shape.n_head_kv, self.shape.head_dim
+        k = _strided(ref.k, ref.k_offset, (n_head, n_keys, d), ref.k_strides)
+        v_lines = _strided(ref.v, ref.v_offset, (n_head, d, n_keys), ref.v_strides)
+        keys, visible = ref.first_position + np.arange(n_keys), None
+        if ref.first_position + n_keys > rows.position + 1:
+            visible = keys <= rows.positions[:, None]
+        return attend_rows(q, k, v_lines, scale, visible)
+
     # --- graphs
 
     def _get(self, pages: tuple[PageRef, ...], n_rows: int, scale: float, n_whole: int) -> PageGraph:
@@ -155,6 +179,16 @@ class PageKernel:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+
+
+def _strided(
+    tensor: Tensor, offset: int, shape: tuple[int, int, int], strides: tuple[int, int]
+) -> np.ndarray:
+    """f16 elements of a tensor in memory, from a byte offset; strides in bytes of the last but one and first axis."""
+    elements = host_view(tensor).reshape(-1)[offset // F16_BYTES :]
+    return np.lib.stride_tricks.as_strided(
+        elements, shape, (strides[1], strides[0], F16_BYTES), writeable=False
+    )
 
 
 def _side_by_side(blocks: Sequence[PartialAttention]) -> PartialAttention:

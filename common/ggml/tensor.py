@@ -131,19 +131,20 @@ class Tensor:
 
 
 def host_view(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory itself, f32, outermost axis first, valid while that memory is. For the CPU only.
+    """The tensor's memory itself, outermost axis first, valid while that memory is. For the CPU only.
 
     Raises EngineError for other types, gaps, and memory that this processor does not address.
     """
     struct = tensor.struct
-    if tensor.type != F32 or not tensor.is_contiguous or not struct.data:
-        raise EngineError(f"{tensor!r} is not seen as an array: it must be f32 without gaps, and have memory")
+    if tensor.type not in NUMPY_TYPES or not tensor.is_contiguous or not struct.data:
+        raise EngineError(f"{tensor!r} is not seen as an array: NumPy needs its type, no gaps, and memory")
     if not lib.ggml_backend_buffer_is_host(struct.buffer):
         raise EngineError(f"{tensor!r} lies in the memory of another device")
     shape = tuple(struct.ne)
-    n_bytes = 4 * shape[0] * shape[1] * shape[2] * shape[3]
+    dtype = np.dtype(NUMPY_TYPES[tensor.type])
+    n_bytes = dtype.itemsize * shape[0] * shape[1] * shape[2] * shape[3]
     memory = (C.c_char * n_bytes).from_address(struct.data)
-    return np.frombuffer(memory, np.float32).reshape(shape[::-1])
+    return np.frombuffer(memory, dtype).reshape(shape[::-1])
 
 
 class Port:

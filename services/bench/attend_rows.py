@@ -12,7 +12,7 @@ import numpy as np
 
 from common.engine.kv_source import QueryRows
 from common.engine.page_graph import PageRef, PageShape
-from common.engine.page_kernel import PageKernel
+from common.engine.page_kernel import Form, PageKernel
 from common.ggml.backend import Backend
 from common.ggml.builder import GraphBuilder
 from common.ggml.graph import ComputeBuffer
@@ -117,12 +117,20 @@ class FlashRows:
 class PageRows:
     """Keys and values as pages, and the product's kernel over them."""
 
-    def __init__(self, backend: Backend, geometry: Geometry, keys: RandomPage, values: RandomPage) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        geometry: Geometry,
+        keys: RandomPage,
+        values: RandomPage,
+        form: Form = "kernels",
+    ) -> None:
+        """form: of many rows."""
         self._arena = Arena(2)
         fill = self._fill_f16 if keys.kind == "f16" else self._fill_rows
         self.refs = fill(backend, geometry, keys, values)
         shape = PageShape(geometry.n_head_kv, geometry.head_dim, PAGE_TOKENS, storage_type(keys.kind))
-        self.kernel = PageKernel(backend, shape)
+        self.kernel = PageKernel(backend, shape, form=form)
 
     def _fill_f16(
         self, backend: Backend, at: Geometry, keys: RandomPage, values: RandomPage
