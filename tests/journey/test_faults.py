@@ -13,7 +13,7 @@ from common.model.synthetic import ensure_preset
 from services.bench.demo import run_demo
 from services.bench.faults import cases as c
 from services.bench.report import Report
-from services.bench.verify_faults import FREEZE_S, FaultCounts, strike_model
+from services.bench.verify_faults import FaultCounts, strike_model
 
 pytestmark = pytest.mark.model
 SEED = 1
@@ -27,7 +27,7 @@ def quiet(bench: str, folder: Path) -> Report:
 
 def chosen(rng: random.Random) -> list[c.Case]:
     """One case of each kind, and every moment at least once."""
-    kinds = [kind for kind in c.fault_kinds(FREEZE_S) if kind.name not in SLOW_KINDS]
+    kinds = [kind for kind in c.KINDS if kind.name not in SLOW_KINDS]
     everything = c.cases(kinds, [moment for moment in c.MOMENTS if moment is not c.DURING_RANGE])
     rng.shuffle(everything)
     by_kind = {case.kind.name: case for case in everything}

@@ -17,7 +17,7 @@ Noticed = Literal["lost", "maybe"]
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One way to go wrong. `line` is the script with {when} for the moment; `flip_line` of a frame's answer."""
+    """One way to go wrong. `line` is the script: {when} is the moment, {long} a time that outlasts the bridge."""
 
     name: str
     line: str
@@ -54,30 +54,31 @@ class Case:
         """Whether the answer's report must tell that the worker was lost or its work taken back."""
         return self.kind.noticed == "lost" and self.moment.in_read
 
-    def script(self, n_chunks: int) -> str:
-        """The emulator's script for an answer whose read sends n_chunks chunks."""
+    def script(self, n_chunks: int, freeze_long_s: float) -> str:
+        """The emulator's script for an answer whose read sends n_chunks chunks.
+
+        freeze_long_s must be longer than the bridge waits for an answer.
+        """
         when = self.moment.when_flip if self.kind.name == "flip" else self.moment.when
         assert when is not None, f"{self.name} does not exist"
         when = when.format(middle=max(1, n_chunks // 2), last=n_chunks)
         first = SLOW_FIRST if self.moment is DURING_RANGE else ""
-        return first + self.kind.line.format(when=when)
+        return first + self.kind.line.format(when=when, long=f"{freeze_long_s:g}")
 
 
-def fault_kinds(freeze_long_s: float) -> tuple[FaultKind, ...]:
-    """All kinds. freeze_long_s must be longer than the bridge waits for an answer."""
-    return (
-        FaultKind("cut", "cut {when}", "lost"),
-        FaultKind("short freeze", "freeze 0.4 {when}", "maybe"),
-        FaultKind("long freeze", f"freeze {freeze_long_s:g} {{when}}", "lost"),
-        FaultKind("flip", "flip {when}", "lost"),
-        FaultKind("slow-down", "slow 6 for 2 {when}", "maybe"),
-        FaultKind("memory low", "memory-low for 2 {when}", "maybe"),
-        FaultKind("out of memory", "out-of-memory {when}", "maybe"),
-        FaultKind("suspending notice", "suspend 1 {when}", "maybe"),
-        FaultKind("restart, new boot id", "restart 0.3 {when}", "lost"),
-        FaultKind("wrong version", "wrong-version {when}; cut {when}", "lost", refuses=True),
-        FaultKind("foreign model", "foreign-model {when}; cut {when}", "lost", refuses=True),
-    )
+KINDS = (
+    FaultKind("cut", "cut {when}", "lost"),
+    FaultKind("short freeze", "freeze 0.4 {when}", "maybe"),
+    FaultKind("long freeze", "freeze {long} {when}", "lost"),
+    FaultKind("flip", "flip {when}", "lost"),
+    FaultKind("slow-down", "slow 6 for 2 {when}", "maybe"),
+    FaultKind("memory low", "memory-low for 2 {when}", "maybe"),
+    FaultKind("out of memory", "out-of-memory {when}", "maybe"),
+    FaultKind("suspending notice", "suspend 1 {when}", "maybe"),
+    FaultKind("restart, new boot id", "restart 0.3 {when}", "lost"),
+    FaultKind("wrong version", "wrong-version {when}; cut {when}", "lost", refuses=True),
+    FaultKind("foreign model", "foreign-model {when}; cut {when}", "lost", refuses=True),
+)
 
 
 MOMENTS = (

@@ -17,6 +17,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from common.limits import CHUNK_WINDOW
+from common.wire.deadlines import AckClock
 from services.bench.client import Answer
 from services.bench.faults.cases import (
     BEFORE,
@@ -90,6 +92,7 @@ class Subject:
         self.rig, self.alone, self.split = rig, alone, split
         self.far_end = FarEnd(rig.settings(split).worker.control_port)
         self.n_chunks = 0
+        self.freeze_long_s = 0.0
         self._path, self._n_prompt, self._n_tokens = path, n_prompt, n_tokens
         self._prompts = self._cold_prompts()
         self._read_s = self._turn_s = 0.0
@@ -100,6 +103,9 @@ class Subject:
         self.n_chunks = max(sum(stage.worker_s > 0 for stage in each.report.stages) for each in answers)
         if self.n_chunks < 2:
             raise NotMeasuredError(f"the worker ran {self.n_chunks} chunks of a read; faults need two")
+        worker_s = max(stage.worker_s for each in answers for stage in each.report.stages)
+        answer_s_min = self.rig.settings(self.split).bridge.answer_s_min
+        self.freeze_long_s = 2 + max(answer_s_min, AckClock.factor * CHUNK_WINDOW * worker_s)
         self._read_s = median(each.total_s for each in answers)
         _prompt, later = self._later_turn(lambda: None)
         self._turn_s = later.total_s
@@ -121,7 +127,7 @@ class Subject:
         """One case, tried again while its fault does not happen."""
         for attempt in range(1, ATTEMPTS + 1):
             trial = Trial(case)
-            script = case.script(self.n_chunks)
+            script = case.script(self.n_chunks, self.freeze_long_s)
             self.rig.wait_ready(self.split)
             prompt, answer = self._answer_with(case, trial, script)
             n_expected = script.count(";") + 1

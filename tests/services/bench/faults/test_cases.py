@@ -8,12 +8,12 @@ import pytest
 from device.emulator.faults import KINDS, parse_script
 from services.bench.faults import cases as c
 
-ALL = c.cases(c.fault_kinds(4.0), c.MOMENTS)
+ALL = c.cases(c.KINDS, c.MOMENTS)
 
 
 def test_every_kind_of_the_emulator_is_there_at_every_moment_it_can_have():
-    assert {fault.kind for case in ALL for fault in parse_script(case.script(5))} == set(KINDS)
-    missing = {(kind.name, moment.name) for kind in c.fault_kinds(4.0) for moment in c.MOMENTS} - {
+    assert {fault.kind for case in ALL for fault in parse_script(case.script(5, 4.0))} == set(KINDS)
+    missing = {(kind.name, moment.name) for kind in c.KINDS for moment in c.MOMENTS} - {
         (case.kind.name, case.moment.name) for case in ALL
     }
     assert missing == {("flip", "before"), ("flip", "mid-decode")}, (
@@ -24,12 +24,12 @@ def test_every_kind_of_the_emulator_is_there_at_every_moment_it_can_have():
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_a_script_is_one_of_the_emulator_and_strikes_a_chunk_that_exists(case):
     for n_chunks in (2, 3, 7):
-        for fault in parse_script(case.script(n_chunks)):
+        for fault in parse_script(case.script(n_chunks, 4.0)):
             assert fault.frame != "chunk" or 1 <= fault.number <= n_chunks
 
 
 def test_refused_greetings_follow_a_cut():
     for case in ALL:
-        kinds = [fault.kind for fault in parse_script(case.script(3))]
+        kinds = [fault.kind for fault in parse_script(case.script(3, 4.0))]
         assert case.kind.refuses == ("wrong-version" in kinds or "foreign-model" in kinds)
         assert not case.kind.refuses or kinds[-1] == "cut"
