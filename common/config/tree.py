@@ -70,9 +70,9 @@ class HostSettings(Leaf, frozen=True):
     decode: Annotated[
         Literal["paged", "fused"],
         _says(
-            "how single tokens attend: by pages (faster, at any depth), or as stock llama.cpp does, to the bit"
+            "how single tokens attend: as stock llama.cpp does, to the bit, or by pages (faster at depth on one thread)"
         ),
-    ] = "paged"
+    ] = "fused"
     page_tokens: Annotated[
         int,
         _says(
