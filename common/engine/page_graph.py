@@ -77,8 +77,8 @@ class PageNodes:
     """(tensor, axis of the keys) of what lies without gaps: the strides of later axes follow"""
     turned: Tensor | None = None
     """The weights with their first two axes swapped"""
-    lying: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-    """Output, scores and weights in memory, where they are read off there"""
+    lying: Lying | None = None
+    """Where results are read off in memory"""
 
     def aim(self, n_read: int) -> None:
         """Reads the first `n_read` keys of the page."""
@@ -137,24 +137,41 @@ class PageGraph:
         self.graph.close()
 
 
+class Lying:
+    """One page's results as arrays over the graph's memory."""
+
+    def __init__(self, page: PageNodes) -> None:
+        self.output, scores, weights = (host_view(t)[0] for t in (page.output, page.scores, page.weights))
+        self._rows, n_keys = weights.shape[:2], weights.shape[2]
+        self._scores, self._flat = scores.reshape(-1), weights.reshape(-1)
+        self._weights = weights.reshape(-1, n_keys)
+        self._starts = np.arange(len(self._weights)) * n_keys
+
+    def read(self) -> Found:
+        """At the largest weight of each row."""
+        at = self._weights.argmax(axis=1)
+        at += self._starts
+        return self.output, self._scores.take(at).reshape(self._rows), self._flat.take(at).reshape(self._rows)
+
+
 def _read_off(page: PageNodes) -> Found:
     if page.lying is None:
-        page.lying = host_view(page.output)[0], host_view(page.scores)[0], host_view(page.weights)[0]
-    output, scores, weights = page.lying
-    largest = weights.argmax(axis=-1, keepdims=True)
-    score, weight = (np.take_along_axis(a, largest, axis=-1)[..., 0] for a in (scores, weights))
-    return output, score, weight
+        page.lying = Lying(page)
+    return page.lying.read()
 
 
 class PageGraphBuilder:
     """Makes one graph of `n_rows` query rows over pages."""
 
     def __init__(
-        self, shape: PageShape, key_numbers: Tensor, n_rows: int, scale: float, *, reads_off: bool
+        self, shape: PageShape, key_numbers: Tensor, n_rows: int, scale: float, lasting_mask: Tensor | None
     ) -> None:
-        """key_numbers: i32 [page_tokens], counting from 0. reads_off: results are read in memory, outside the graph."""
+        """key_numbers: i32 [page_tokens], counting from 0.
+
+        lasting_mask: room for the mask of one page, for graphs whose results are read off in memory; None for others.
+        """
         self._shape, self._key_numbers, self._n_rows, self._scale = shape, key_numbers, n_rows, scale
-        self._reads_off = reads_off
+        self._lasting_mask, self._reads_off = lasting_mask, lasting_mask is not None
 
     def build(self, pages: Sequence[PageRef], n_whole: int) -> PageGraph:
         """All pages but the first `n_whole` get a mask. Raises EngineError.
@@ -168,8 +185,7 @@ class PageGraphBuilder:
             self._queries = g.input(F32, shape.head_dim, n_rows, shape.n_head_kv)
             nodes, results = [], None
             for number, ref in enumerate(pages):
-                mask = g.input(F16, ref.n_keys, n_rows) if number >= n_whole else None
-                nodes.append(add(ref, mask))
+                nodes.append(add(ref, self._mask(ref) if number >= n_whole else None))
             if not self._reads_off:
                 results = g.input(F32, (shape.head_dim + 2) * n_rows * shape.n_head_kv, len(pages))
                 for number, page in enumerate(nodes):
@@ -178,6 +194,10 @@ class PageGraphBuilder:
             g.drop()
             raise
         return PageGraph(g.finish(), nodes, self._queries, results)
+
+    def _mask(self, ref: PageRef) -> Tensor:
+        shape = ref.n_keys, self._n_rows
+        return self._g.view(self._lasting_mask, shape) if self._lasting_mask else self._g.input(F16, *shape)
 
     def _add_f16(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
         g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys

@@ -50,7 +50,9 @@ class PageKernel:
         self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
         self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
         self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
-        self._arena = Arena(1)
+        self._lasting_at: tuple = ()
+        self._arena = Arena(2)
+        self._lasting_mask = self._arena.tensor(F16, shape.page_tokens * READ_OFF_ROWS_MAX, name="mask")
         self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
         self._arena.allocate(backend.buffer_type)
         self._key_numbers.write(np.arange(shape.page_tokens, dtype=np.int32))
@@ -116,7 +118,7 @@ class PageKernel:
         for ref, nodes in zip(pages, graph.pages, strict=True):
             nodes.aim(ref.n_read(rows.end))
             if nodes.mask is not None:
-                nodes.mask.write(self._mask(ref.first_position, nodes.n_read, rows, block))
+                self._write_mask(nodes.mask, graph.results is None, (ref.first_position, nodes.n_read), rows, block)
         self._backend.compute(graph.graph.ptr)
         parts = []
         for ref, (output, score, weight) in zip(pages, graph.read(), strict=True):
@@ -128,6 +130,16 @@ class PageKernel:
                 m[:, blind], l[:, blind], o[:, blind] = -np.inf, 0, 0
             parts.append(PartialAttention(m, l, o))
         return parts
+
+    def _write_mask(
+        self, mask: Tensor, lasts: bool, page: tuple[int, int], rows: QueryRows, block: slice
+    ) -> None:
+        """Unless it is there already, because another layer's graph has read the same from the same place."""
+        at = (*page, rows, block.start)
+        if not lasts or self._lasting_at != at:
+            mask.write(self._mask(*page, rows, block))
+        if lasts:
+            self._lasting_at = at
 
     def _mask(self, first_position: int, n_read: int, rows: QueryRows, block: slice) -> np.ndarray:
         """f16 [n_rows, n_read]: which keys of a page each row sees. The last one is kept: every layer asks the same.
@@ -163,8 +175,10 @@ class PageKernel:
             return graph
         if len(self._graphs) >= self._n_graphs_max:
             self._graphs.popitem(last=False)[1].close()
+        # A lasting mask is one page's: rows that straddle pages need several.
         reads_off = self._backend.device.is_cpu and n_rows <= READ_OFF_ROWS_MAX
-        builder = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale, reads_off=reads_off)
+        lasting_mask = self._lasting_mask if reads_off else None
+        builder = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale, lasting_mask)
         graph = builder.build(pages, n_whole)
         if missing := graph.graph.unsupported(self._backend):
             graph.close()
