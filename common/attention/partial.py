@@ -68,12 +68,16 @@ def fold(older: PartialAttention, newer: PartialAttention) -> PartialAttention:
             f"cannot fold partials of {older.o.dtype} {older.o.shape} and {newer.o.dtype} {newer.o.shape}"
         )
     m = np.maximum(older.m, newer.m)
-    weight_older, weight_newer = _weight(older.m, m), _weight(newer.m, m)
-    return PartialAttention(
-        m,
-        older.l * weight_older + newer.l * weight_newer,
-        older.o * weight_older[..., None] + newer.o * weight_newer[..., None],
-    )
+    reference = np.maximum(
+        m, np.finfo(m.dtype).min
+    )  # a row without keys weighs nothing; -inf - -inf never happens
+    with np.errstate(under="ignore", over="ignore"):  # a part that does not count any more
+        weight_older, weight_newer = np.exp(older.m - reference), np.exp(newer.m - reference)
+    l = older.l * weight_older  # noqa: E741
+    l += newer.l * weight_newer  # noqa: E741
+    o = older.o * weight_older[..., None]
+    o += newer.o * weight_newer[..., None]
+    return PartialAttention(m, l, o)
 
 
 def fold_all(parts: Iterable[PartialAttention]) -> PartialAttention:
@@ -84,10 +88,3 @@ def fold_all(parts: Iterable[PartialAttention]) -> PartialAttention:
     if total is None:
         raise EngineError("no partial to fold; fold PartialAttention.identity when there are no keys")
     return total
-
-
-def _weight(m: np.ndarray, m_total: np.ndarray) -> np.ndarray:
-    """exp(m - m_total), where a row without keys weighs nothing (and -inf - -inf never happens)."""
-    reference = np.maximum(m_total, np.finfo(m.dtype).min)
-    with np.errstate(under="ignore", over="ignore"):  # a part that does not count any more
-        return np.exp(m - reference)

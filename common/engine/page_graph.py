@@ -168,7 +168,8 @@ class PageGraphBuilder:
     ) -> None:
         """key_numbers: i32 [page_tokens], counting from 0.
 
-        lasting_mask: room for the mask of one page, for graphs whose results are read off in memory; None for others.
+        lasting_mask: room for masks of two pages (few rows straddle no more), for graphs whose results are read off in
+        memory; None for others.
         """
         self._shape, self._key_numbers, self._n_rows, self._scale = shape, key_numbers, n_rows, scale
         self._lasting_mask, self._reads_off = lasting_mask, lasting_mask is not None
@@ -185,7 +186,7 @@ class PageGraphBuilder:
             self._queries = g.input(F32, shape.head_dim, n_rows, shape.n_head_kv)
             nodes, results = [], None
             for number, ref in enumerate(pages):
-                nodes.append(add(ref, self._mask(ref) if number >= n_whole else None))
+                nodes.append(add(ref, self._mask(ref, number - n_whole) if number >= n_whole else None))
             if not self._reads_off:
                 results = g.input(F32, (shape.head_dim + 2) * n_rows * shape.n_head_kv, len(pages))
                 for number, page in enumerate(nodes):
@@ -195,9 +196,11 @@ class PageGraphBuilder:
             raise
         return PageGraph(g.finish(), nodes, self._queries, results)
 
-    def _mask(self, ref: PageRef) -> Tensor:
+    def _mask(self, ref: PageRef, number: int) -> Tensor:
         shape = ref.n_keys, self._n_rows
-        return self._g.view(self._lasting_mask, shape) if self._lasting_mask else self._g.input(F16, *shape)
+        if self._lasting_mask is None:
+            return self._g.input(F16, *shape)
+        return self._g.view(self._lasting_mask, shape, (), number * self._lasting_mask.nb[1])
 
     def _add_f16(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
         g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys

@@ -18,7 +18,7 @@ from common.attention.products import attend_rows, blas_threads
 from common.errors import EngineError, UnsupportedOperationError
 from common.ggml.backend import Backend
 from common.ggml.graph import ComputeBuffer
-from common.ggml.tensor import I32, Arena, Tensor, host_view
+from common.ggml.tensor import F16, I32, Arena, Tensor, host_view
 
 from .kv_source import QueryRows
 from .page_graph import PageGraph, PageGraphBuilder, PageRef, PageShape
@@ -50,9 +50,9 @@ class PageKernel:
         self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
         self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
         self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
-        self._lasting_at: tuple = ()
+        self._lasting_at: dict[int, tuple] = {}
         self._arena = Arena(2)
-        self._lasting_mask = self._arena.tensor(F16, shape.page_tokens * READ_OFF_ROWS_MAX, name="mask")
+        self._lasting_mask = self._arena.tensor(F16, shape.page_tokens * READ_OFF_ROWS_MAX, 2, name="masks")
         self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
         self._arena.allocate(backend.buffer_type)
         self._key_numbers.write(np.arange(shape.page_tokens, dtype=np.int32))
@@ -115,10 +115,13 @@ class PageKernel:
         n_whole = sum(ref.first_position + ref.n_keys <= rows.position + 1 for ref in pages)
         graph = self._get(pages, block.stop - block.start, scale, n_whole)
         graph.queries_port.send(q[:, block])
-        for ref, nodes in zip(pages, graph.pages, strict=True):
+        for number, (ref, nodes) in enumerate(zip(pages, graph.pages, strict=True)):
             nodes.aim(ref.n_read(rows.end))
             if nodes.mask is not None:
-                self._write_mask(nodes.mask, graph.results is None, (ref.first_position, nodes.n_read), rows, block)
+                slot = number - n_whole if graph.results is None else None
+                self._write_mask(
+                    nodes.mask, slot, (ref.first_position, nodes.n_read, rows, block.start), block
+                )
         self._backend.compute(graph.graph.ptr)
         parts = []
         for ref, (output, score, weight) in zip(pages, graph.read(), strict=True):
@@ -132,26 +135,19 @@ class PageKernel:
         return parts
 
     def _write_mask(
-        self, mask: Tensor, lasts: bool, page: tuple[int, int], rows: QueryRows, block: slice
+        self, mask: Tensor, slot: int | None, what: tuple[int, int, QueryRows, int], block: slice
     ) -> None:
-        """Unless it is there already, because another layer's graph has read the same from the same place."""
-        at = (*page, rows, block.start)
-        if not lasts or self._lasting_at != at:
-            mask.write(self._mask(*page, rows, block))
-        if lasts:
-            self._lasting_at = at
+        """Which keys of a page each row sees; `what` is (first position, keys read, rows, first row).
 
-    def _mask(self, first_position: int, n_read: int, rows: QueryRows, block: slice) -> np.ndarray:
-        """f16 [n_rows, n_read]: which keys of a page each row sees. The last one is kept: every layer asks the same.
-
-        A row that sees none is shown the first, so that its softmax is a number; what it yields is thrown away.
+        Every layer asks for the same: what was made last is kept, and what lies in a lasting mask's slot is left there.
         """
-        key = (first_position, n_read, rows, block.start)
-        if self._last_mask[0] != key:
-            keys = first_position + np.arange(n_read)
-            last = np.maximum(rows.positions[block], first_position)[:, None]
-            self._last_mask = (key, np.where(keys <= last, VISIBLE, HIDDEN))
-        return self._last_mask[1]
+        if slot is not None and self._lasting_at.get(slot) == what:
+            return
+        if self._last_mask[0] != what:
+            self._last_mask = (what, causal_mask(*what[:2], what[2].positions[block]))
+        mask.write(self._last_mask[1])
+        if slot is not None:
+            self._lasting_at[slot] = what
 
     def _attend_products(
         self, q: np.ndarray, scale: float, ref: PageRef, rows: QueryRows
@@ -175,7 +171,6 @@ class PageKernel:
             return graph
         if len(self._graphs) >= self._n_graphs_max:
             self._graphs.popitem(last=False)[1].close()
-        # A lasting mask is one page's: rows that straddle pages need several.
         reads_off = self._backend.device.is_cpu and n_rows <= READ_OFF_ROWS_MAX
         lasting_mask = self._lasting_mask if reads_off else None
         builder = PageGraphBuilder(self.shape, self._key_numbers, n_rows, scale, lasting_mask)
@@ -193,6 +188,15 @@ class PageKernel:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+
+
+def causal_mask(first_position: int, n_read: int, positions: np.ndarray) -> np.ndarray:
+    """f16 [n_rows, n_read]: which keys of a page, from `first_position` on, rows at `positions` see.
+
+    A row that sees none is shown the first, so that its softmax is a number; what it yields is thrown away.
+    """
+    last = np.maximum(positions, first_position)[:, None]
+    return np.where(first_position + np.arange(n_read) <= last, VISIBLE, HIDDEN)
 
 
 def _strided(
