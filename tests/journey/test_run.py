@@ -82,7 +82,7 @@ class Run:
 
 @pytest.fixture
 def folder():
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as path:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

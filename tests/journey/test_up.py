@@ -63,7 +63,7 @@ class House:
 
 @pytest.fixture
 def house():
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as folder:
         made = House(Path(folder))
         yield made
         print(made("down", "--now").stdout)

@@ -127,7 +127,7 @@ def link_hello(case, **changes) -> m.LinkHello:
 
 @pytest.fixture
 def run_dir():
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

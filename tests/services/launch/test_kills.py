@@ -21,7 +21,7 @@ QUICK = {"OUTRIGGER_SILENCE_S": "3", "OUTRIGGER_STALL_S": "4"}
 @pytest.fixture(scope="module")
 def running():
     """Three processes that serve; each test leaves them so."""
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as folder:
         house = House(Path(folder), TEST_RETRY_S_MAX="0.5", **QUICK)
         house.add("gateway")
         house.add("mac")
@@ -34,7 +34,7 @@ def running():
 
 @pytest.fixture
 def house():
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as folder:
         made = House(Path(folder), **QUICK)
         yield made
         made.close()

@@ -17,7 +17,7 @@ from tests.services.launch.house import WAIT_S, House, lives, wait_until
 
 @pytest.fixture
 def house():
-    with tempfile.TemporaryDirectory(prefix="outrigger-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix="outrigger-test-", ignore_cleanup_errors=True) as folder:
         made = House(Path(folder), OUTRIGGER_DRAIN_S="60")
         yield made
         made.close()
