@@ -45,6 +45,8 @@ class HostClient:
 
     def __init__(self, run_dir: Path, name: str = "bench") -> None:
         self._asker = BlockingAsker(GENERATE, route_endpoint(run_dir, GENERATE), name=name)
+        self.answer_s_max = ANSWER_S_MAX
+        """Longest silence of a request."""
         self._names = (f"{name}-{n}" for n in itertools.count())
 
     def status(self, timeout_s: float = 2.0) -> m.HostStatus | None:
@@ -87,8 +89,9 @@ class HostClient:
         self._asker.send(ask, np.ascontiguousarray(prompt, np.int32))
         return request_id
 
-    def next_event(self, request_id: str, timeout_s: float = ANSWER_S_MAX) -> m.Message:
-        """The next event of this request. Raises ServiceError when it failed or nothing came."""
+    def next_event(self, request_id: str, timeout_s: float | None = None) -> m.Message:
+        """The next event of this request. Raises ServiceError when it failed or nothing came (in answer_s_max)."""
+        timeout_s = self.answer_s_max if timeout_s is None else timeout_s
         until_s = time.monotonic() + timeout_s
         while (received := self._asker.recv(max(0.0, until_s - time.monotonic()))) is not None:
             message = received.message

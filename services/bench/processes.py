@@ -91,8 +91,7 @@ class Processes:
         while not true():
             self.check()
             if time.monotonic() > until_s:
-                ends = "\n".join(f"--- {name}\n{self.log_end(name)}" for name in self._children)
-                raise ServiceError(f"waited {timeout_s:g} s for {what}\n{ends}")
+                raise ServiceError(f"waited {timeout_s:g} s for {what}\n{self.log_ends()}")
             time.sleep(0.05)
 
     def connect(self, what: str, connecting: Callable[[], End], timeout_s: float = 60.0) -> End:
@@ -130,6 +129,15 @@ class Processes:
         """The last lines a process wrote."""
         lines = self._log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_TOLD:])
+
+    def log_ends(self) -> str:
+        """The last lines of all processes, and which of them have ended."""
+        ends = []
+        for name, child in self._children.items():
+            status = child.poll()
+            ended = "" if status is None else f", ended with status {status}"
+            ends.append(f"--- {name}{ended}\n{self.log_end(name)}")
+        return "\n".join(ends)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

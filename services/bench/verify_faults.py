@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.errors import ServiceError
 from common.model.embedded import embedded_model
 from common.model.spec import ModelSpec
 from common.model.split import plan_split
@@ -150,7 +151,10 @@ def strike_model(
         for index, case in enumerate(chosen):
             if index == WARM_UP:
                 before = footprints(pids)
-            trial = subject.run(case)
+            try:
+                trial = subject.run(case)
+            except ServiceError as error:
+                raise ServiceError(f"{label}, {case.name}: {error}\n{rig.processes.log_ends()}") from error
             counts.trials.append((label, trial))
             _tell_trial(report, label, trial)
         if before is None:

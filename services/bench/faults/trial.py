@@ -41,6 +41,8 @@ SHORT_TURN_TOKENS = 300
 NOW_S_MAX = 5.0
 REFUSED_S_MAX = 10.0
 USED_AGAIN_S_MAX = 60.0
+SILENCE_S_MAX = 60.0
+"""A stream that says nothing for so long did not go on."""
 TEXT_TOKENS, TEXT_STEP = 90_000, 4567
 """Where prompts are taken from; the step is prime to the length, so that none comes twice."""
 
@@ -90,6 +92,8 @@ class Subject:
     ) -> None:
         """n_prompt: tokens of each prompt. n_tokens: tokens of each answer."""
         self.rig, self.alone, self.split = rig, alone, split
+        for seat in (alone, split):
+            seat.client.answer_s_max = SILENCE_S_MAX
         self.far_end = FarEnd(rig.settings(split).worker.control_port)
         self.n_chunks = 0
         self.freeze_long_s = 0.0
