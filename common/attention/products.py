@@ -15,6 +15,10 @@ from threadpoolctl import ThreadpoolController
 
 from common.attention.partial import PartialAttention
 
+BLOCK_ROWS = 384
+"""Rows whose scores are at hand at once: they should stay in a cache between the passes over them."""
+LOWEST = np.finfo(np.float32).min
+
 
 @functools.cache
 def _controller() -> ThreadpoolController:
@@ -37,18 +41,19 @@ def attend_rows(
     """
     n_head_kv, n_rows, _ = q.shape
     part = PartialAttention.identity((n_head_kv, n_rows), v_lines.shape[1])
-    scores = np.empty((n_rows, k.shape[1]), np.float32)
-    blind = np.zeros(n_rows, bool) if visible is None else ~visible.any(axis=1)
-    hidden = None if visible is None else ~visible
+    scores = np.empty((min(n_rows, BLOCK_ROWS), k.shape[1]), np.float32)
     for head in range(n_head_kv):
         wide_k, wide_v = k[head].astype(np.float32), v_lines[head].astype(np.float32)
-        np.matmul(q[head] * np.float32(scale), wide_k.T, out=scores)
-        if hidden is not None:
-            scores[hidden] = -np.inf
-        m = np.where(blind, np.float32(0), scores.max(axis=1))
-        scores -= m[:, None]
-        np.exp(scores, out=scores)
-        part.m[head] = np.where(blind, -np.inf, m)
-        scores.sum(axis=1, out=part.l[head])
-        np.matmul(scores, wide_v.T, out=part.o[head])
+        for first in range(0, n_rows, BLOCK_ROWS):
+            rows = slice(first, min(first + BLOCK_ROWS, n_rows))
+            block = scores[: rows.stop - first]
+            np.matmul(q[head, rows] * np.float32(scale), wide_k.T, out=block)
+            if visible is not None:
+                block[~visible[rows]] = -np.inf
+            m = block.max(axis=1)
+            part.m[head, rows] = m
+            block -= np.maximum(m, LOWEST)[:, None]  # -inf stays -inf in rows that see nothing
+            np.exp(block, out=block)
+            block.sum(axis=1, out=part.l[head, rows])
+            np.matmul(block, wide_v.T, out=part.o[head, rows])
     return part

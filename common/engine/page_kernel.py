@@ -7,8 +7,10 @@ nothing of sequences; used by local_pages.py.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -30,6 +32,9 @@ PAGES_MAX = 16
 READ_OFF_ROWS_MAX = 16
 """Up to so many rows, a page's scores and weights are read where they lie (on the CPU)."""
 GRAPHS_PER_LAYER = 4
+TRIALS = 9
+CLEARLY = 1.15
+"""All threads attend a few rows where they are at least so many times as fast as one."""
 F16_BYTES = 2
 VISIBLE, HIDDEN = np.float16(0), np.float16(-np.inf)
 
@@ -51,6 +56,8 @@ class PageKernel:
         self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
         self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
         self._lasting_at: dict[int, tuple] = {}
+        self._few_rows_threads: int | None = None
+        """Threads for a few rows when not all: of small heads there is so little work that sharing it costs more."""
         self._arena = Arena(2)
         self._lasting_mask = self._arena.tensor(F16, shape.page_tokens * READ_OFF_ROWS_MAX, 2, name="masks")
         self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
@@ -82,9 +89,24 @@ class PageKernel:
         return blocks[0] if len(blocks) == 1 else [_side_by_side(b) for b in zip(*blocks, strict=True)]
 
     def reserve(self, pages: tuple[PageRef, ...], n_rows: int) -> None:
-        """Takes the memory that attending these pages needs. Raises UnsupportedOperationError, OutOfMemoryError."""
+        """Takes the memory that attending these pages needs, and finds out how many threads suit so many rows.
+
+        Raises UnsupportedOperationError, OutOfMemoryError.
+        """
         some = pages[:PAGES_MAX]
         self._get(some, min(n_rows, ROWS_MAX), 1.0, len(some) - 1)
+        if self._backend.n_threads > 1 and n_rows <= READ_OFF_ROWS_MAX:
+            graph = self._get(pages[:1], n_rows, 1.0, 0)
+            graph.queries_port.send()
+            all_threads, one_thread = (
+                median(self._seconds(graph, n) for _ in range(TRIALS)) for n in (self._backend.n_threads, 1)
+            )
+            self._few_rows_threads = 1 if one_thread < CLEARLY * all_threads else None
+
+    def _seconds(self, graph: PageGraph, n_threads: int) -> float:
+        started_s = time.perf_counter()
+        self._backend.compute(graph.graph.ptr, n_threads)
+        return time.perf_counter() - started_s
 
     def forget(self, tensors: Sequence[Tensor]) -> None:
         """Drops the graphs that read one of these, whose memory is about to be freed."""
@@ -122,7 +144,8 @@ class PageKernel:
                 self._write_mask(
                     nodes.mask, slot, (ref.first_position, nodes.n_read, rows, block.start), block
                 )
-        self._backend.compute(graph.graph.ptr)
+        few = block.stop - block.start <= READ_OFF_ROWS_MAX
+        self._backend.compute(graph.graph.ptr, self._few_rows_threads if few else None)
         parts = []
         for ref, (output, score, weight) in zip(pages, graph.read(), strict=True):
             l = np.reciprocal(weight)  # noqa: E741

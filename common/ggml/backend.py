@@ -125,9 +125,17 @@ class Backend:
         """True when the device can run this node as it is (types, shapes, where its weights live)."""
         return lib.ggml_backend_supports_op(self._ptr, node_ptr)
 
-    def compute(self, graph_ptr: int) -> None:
-        """Runs a graph to its end; other Python threads run meanwhile. Raises EngineError."""
+    def compute(self, graph_ptr: int, n_threads: int | None = None) -> None:
+        """Runs a graph to its end, on fewer threads than there are if n_threads says so (on a CPU). Raises EngineError.
+
+        Other Python threads run meanwhile.
+        """
+        fewer = n_threads is not None and n_threads < self.n_threads and self.device.is_cpu
+        if fewer:
+            lib.ggml_backend_cpu_set_n_threads(self._ptr, n_threads)
         status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
+        if fewer:
+            lib.ggml_backend_cpu_set_n_threads(self._ptr, self.n_threads)
         if status != STATUS_SUCCESS:
             raise EngineError(
                 f"{self.name} failed to compute (status {status}): {complaints('no reason given')}"
