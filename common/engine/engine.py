@@ -20,6 +20,7 @@ from common.state.sequence import SequenceState
 
 from .graphs import GraphCache
 from .inputs import Inputs
+from .kv_source import ChooseSources
 from .page_inputs import PageInputs
 from .paged import PagedGraphs
 from .sequence import EngineSequence
@@ -123,6 +124,10 @@ class Engine:
     def span(self, first: int, last: int) -> LayerSpan:
         """Layers [first, last) as one function. Raises EngineError when the file does not hold them."""
         return self._first.span(first, last)
+
+    def set_sources(self, choose: ChooseSources | None) -> None:
+        """Who attends for the engine's own sequence. See EngineSequence.set_sources."""
+        self._first.set_sources(choose)
 
     def sequence(self, n_ctx: int) -> EngineSequence:
         """A further sequence of up to n_ctx positions, at most the engine's; the same bits as in the engine's own.

@@ -6,14 +6,17 @@ A source is asked first and awaited later, so that one that computes elsewhere d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from common.attention.partial import PartialAttention, fold_all
+
+if TYPE_CHECKING:
+    from .local_pages import LocalPages
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,11 @@ class KvSource(Protocol):
     def wait_attend(self) -> list[PartialAttention]:
         """The accumulators of what was asked last: oldest pages first, to be folded from left to right."""
         ...
+
+
+ChooseSources = Callable[["LocalPages"], Sequence[KvSource]]
+"""Who attends for a sequence: given the pages in this process, returns the sources of all pages, the oldest first.
+Asked anew before each ubatch that attends by pages; may move the pages' `first_page`. Given to set_sources."""
 
 
 def attend(sources: Sequence[KvSource], query: PageQuery) -> PartialAttention:

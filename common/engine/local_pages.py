@@ -26,8 +26,8 @@ class LocalPages:
         """The state must have pages."""
         assert state.pages is not None, "a sequence without pages has nothing to attend"
         self.first_page = 0
+        self.group_pages = group_pages
         self._state, self._kernel, self._layout = state, kernel, state.pages
-        self._group_pages = group_pages
         self._query: PageQuery | None = None
         self._refs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
 
@@ -40,19 +40,28 @@ class LocalPages:
         query, self._query = self._query, None
         if query is None:
             raise EngineError("nothing was asked of these pages")
-        pages = self._pages(query.layer, query.rows.end)
+        return self.attend_pages(query, self.first_page)
+
+    def attend_pages(
+        self, query: PageQuery, first_page: int, end_page: int | None = None
+    ) -> list[PartialAttention]:
+        """One partial for each group of the pages [first_page, end_page), or to the last, of keys the query sees."""
+        pages = self._pages(query.layer, query.rows.end, first_page, end_page)
         if not pages:
             return []
         parts = self._kernel.attend(query.q, query.scale, pages, query.rows)
-        return fold_groups(parts, self.first_page, self._group_pages)
+        return fold_groups(parts, first_page, self.group_pages)
 
     def reserve(self, layer: int, n_rows: int) -> None:
         """Takes the memory that the deepest query of so many rows needs. See PageKernel.reserve."""
-        self._kernel.reserve(self._pages(layer, self._state.n_ctx), n_rows)
+        self._kernel.reserve(self._pages(layer, self._state.n_ctx, 0), n_rows)
 
-    def _pages(self, layer: int, n_keys: int) -> tuple[PageRef, ...]:
-        """The pages of a layer that hold the keys [0, n_keys), without those before first_page."""
-        key = (layer, self.first_page, n_pages(n_keys, self._layout.page_tokens))
+    def _pages(
+        self, layer: int, n_keys: int, first_page: int, end_page: int | None = None
+    ) -> tuple[PageRef, ...]:
+        """The pages of a layer that hold the keys [0, n_keys), of these the pages [first_page, end_page)."""
+        end = n_pages(n_keys, self._layout.page_tokens)
+        key = (layer, first_page, end if end_page is None else min(end, end_page))
         if key not in self._refs:
             self._refs[key] = tuple(self._ref(layer, page) for page in range(*key[1:]))
         return self._refs[key]

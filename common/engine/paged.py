@@ -20,7 +20,7 @@ from common.wire.rows import KIND_K
 from .arch import SELECTS_EARLY
 from .graphs import NODES_OUTSIDE_LAYERS_MAX, NODES_PER_LAYER_MAX, GraphCache, Key, PlacedGraph, Shape
 from .inputs import Inputs
-from .kv_source import KvSource, PageQuery, QueryRows, attend
+from .kv_source import ChooseSources, KvSource, PageQuery, QueryRows, attend
 from .local_pages import LocalPages
 from .page_graph import PageShape
 from .page_inputs import PageInputs
@@ -53,6 +53,7 @@ class PagedGraphs(GraphCache):
         shape = PageShape(self._spec.n_head_kv, self._spec.head_dim, self._page_tokens)
         self._kernel = PageKernel(backend, shape, max(1, len(self._paged_layers)))
         self._local: dict[SequenceState, LocalPages] = {}
+        self._chosen: dict[SequenceState, ChooseSources] = {}
 
     @property
     def compute_bytes(self) -> int:
@@ -75,12 +76,20 @@ class PagedGraphs(GraphCache):
         if n_tokens > 1:
             return super().run(shape, rows, position, n_kv, state)
         placed = self._ready(shape, rows, position, n_kv, state)
-        self._run_parts(placed, [self._local_pages(state)], QueryRows(position, n_tokens, self._n_group))
+        self._run_parts(placed, self._sources(state), QueryRows(position, n_tokens, self._n_group))
         return placed.read()
+
+    def set_sources(self, state: SequenceState, choose: ChooseSources | None) -> None:
+        """Who attends for a sequence from now on; None: its own pages do. See EngineSequence.set_sources."""
+        self._local_pages(state).first_page = 0
+        self._chosen.pop(state, None)
+        if choose:
+            self._chosen[state] = choose
 
     def forget(self, state: SequenceState) -> None:
         """As GraphCache."""
         super().forget(state)
+        self._chosen.pop(state, None)
         self._local.pop(state, None)
         self._kernel.forget([state.layers[layer].tensors[KIND_K] for layer in self._paged_layers])
 
@@ -104,6 +113,10 @@ class PagedGraphs(GraphCache):
             attended = attend(sources, PageQuery(cut.layer, q, cut.scale, rows))
             self._pages.write_attended(attended.output(), rows.n_tokens)
             self._backend.compute(part)
+
+    def _sources(self, state: SequenceState) -> Sequence[KvSource]:
+        local = self._local_pages(state)
+        return self._chosen[state](local) if state in self._chosen else [local]
 
     def _local_pages(self, state: SequenceState) -> LocalPages:
         if state not in self._local:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.errors import EngineError
 from common.state.sequence import SequenceState
 
+from .kv_source import ChooseSources
+from .paged import PagedGraphs
 from .span import LayerSpan
 
 if TYPE_CHECKING:
@@ -31,6 +34,16 @@ class EngineSequence:
         if (first, last) not in self._spans:
             self._spans[first, last] = LayerSpan(self._engine, first, last, self.state)
         return self._spans[first, last]
+
+    def set_sources(self, choose: ChooseSources | None) -> None:
+        """Who attends where one row attends by pages: the sources that `choose` returns; None: its own pages alone.
+
+        The rows of all pages stay the sequence's own and are written here whoever attends. Raises EngineError when the
+        engine does not decode by pages.
+        """
+        if not isinstance(self._engine.graphs, PagedGraphs):
+            raise EngineError("other sources attend pages only; load the engine with Decoding('paged')")
+        self._engine.graphs.set_sources(self.state, choose)
 
     def close(self) -> None:
         """Free the rows and states; its spans are dead afterwards. The engine does it too. Twice does nothing."""

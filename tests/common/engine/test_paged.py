@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.attention.partial import PartialAttention
 from common.engine.engine import Decoding, Engine
+from common.engine.kv_source import KvSource, PageQuery
+from common.engine.local_pages import LocalPages
 from common.engine.reference import ReferenceEngine
 from common.errors import EngineError
 from common.ggml.tensor import F16
@@ -92,6 +95,43 @@ def test_spans_sequences_and_repetition_change_no_bit(paged: Engine) -> None:
     other = paged.sequence(N_READ + N_DECODED)
     assert np.array_equal(read_and_decode([whole(other)]), logits)
     other.close()
+
+
+class OldGroups:
+    """Attends the first group of pages through the engine's own kernels, as whoever holds old pages elsewhere would."""
+
+    def __init__(self, local: LocalPages) -> None:
+        self._local = local
+        local.first_page = local.group_pages
+
+    def start_attend(self, query: PageQuery) -> None:
+        self._query = query
+
+    def wait_attend(self) -> list[PartialAttention]:
+        return self._local.attend_pages(self._query, 0, self._local.group_pages)
+
+
+def test_who_attends_old_pages_changes_no_bit(model: Path, paged: Engine) -> None:
+    whole(paged).truncate(0)
+    logits = read_and_decode([whole(paged)])
+    other, asked = paged.sequence(N_READ + N_DECODED), []
+
+    def choose(local: LocalPages) -> list[KvSource]:
+        asked.append(local)
+        return [OldGroups(local), local]
+
+    other.set_sources(choose)
+    assert np.array_equal(read_and_decode([whole(other)]), logits)
+    assert len(asked) == N_DECODED
+    whole(other).truncate(0)
+    other.set_sources(None)
+    assert np.array_equal(read_and_decode([whole(other)]), logits) and len(asked) == N_DECODED
+    other.close()
+    with (
+        Engine.load(model, n_ctx=N_CTX, device="cpu") as fused,
+        pytest.raises(EngineError, match="Decoding\\('paged'\\)"),
+    ):
+        fused.set_sources(choose)
 
 
 def test_decoding_goes_on_from_rows_that_came_from_elsewhere(model: Path, paged: Engine) -> None:
