@@ -10,6 +10,7 @@ from types import UnionType
 
 from common import limits
 from common.errors import LinkDownError, OutriggerError, ServiceError
+from common.wire import held as h
 from common.wire import messages as m
 
 
@@ -46,6 +47,28 @@ RESIDUAL = Route(
     error=LinkDownError,
 )
 LIFE = Route(4, "life", "any", "launch", m.ToLaunch, m.FromLaunch)
+HOLD = Route(
+    5,
+    "hold",
+    "mac",
+    "broker",
+    h.MacToBroker,
+    h.BrokerToMac,
+    hwm=limits.BUS_HWM_DATA_MESSAGES,
+    frame_bytes_max=limits.FRAME_BYTES_MAX,
+)
+PAGES = Route(6, "pages", "broker", "bridge", h.BrokerToBridge, h.BridgeToBroker, error=LinkDownError)
+ATTENTION = Route(
+    7,
+    "attention",
+    "mac",
+    "bridge",
+    h.MacToBridgeAttention,
+    h.BridgeToMacAttention,
+    hwm=limits.BUS_HWM_DATA_MESSAGES,
+    frame_bytes_max=limits.FRAME_BYTES_MAX,
+    error=LinkDownError,
+)
 
-ROUTES = {route.name: route for route in (GENERATE, LINK, RESIDUAL, LIFE)}
+ROUTES = {route.name: route for route in (GENERATE, LINK, RESIDUAL, LIFE, HOLD, PAGES, ATTENTION)}
 assert len({route.id for route in ROUTES.values()}) == len(ROUTES), "a route id names one route"

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 from common.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from common.limits import BUS_FRAMES_MAX
+from common.wire import held as h
 from common.wire import messages as m
 from common.wire.codec import HEADER, BusCodec, byte_view
 from common.wire.routes import GENERATE, LIFE, LINK, RESIDUAL, ROUTES
 
 U64 = st.integers(0, 2**64 - 1)
-SIZES = {"n_tokens", "n_embd", "blob_bytes"}
+SIZES = {"n_tokens", "n_embd", "blob_bytes", "page_tokens", "key_bytes", "value_bytes"}
+SIZES |= {"n_parts", "n_head_kv", "n_rows", "head_dim"}
 OTHER = {"asker": "owner", "owner": "asker"}
 
 
@@ -86,9 +88,9 @@ def test_every_message_survives_the_round_trip(said, epoch, seq):
 
 
 def test_every_declared_message_is_said_on_some_route():
-    declared = {
-        value for value in vars(m).values() if isinstance(value, type) and issubclass(value, m.Message)
-    } - {m.Message}
+    named = [*vars(m).values(), *vars(h).values()]
+    declared = {value for value in named if isinstance(value, type) and issubclass(value, m.Message)}
+    declared.remove(m.Message)
     assert {struct for _, _, struct in SAYABLE} == declared
 
 

@@ -1,0 +1,367 @@
+"""Messages of held pages: what mac, broker and bridge say of pages that leave the host's memory.
+
+Three routes. "hold": the mac process hands full pages to the broker, which journals them and says when their memory may
+go and who else holds them. "pages": the broker has the bridge give pages to its worker, by naming where in the journal
+they lie. "attention": the mac process asks the worker's pages directly, because a query is on the critical path.
+Messages carry numbers only; what a page looks like in bytes is `PageForm`.
+"""
+
+from __future__ import annotations
+
+from common.wire.message import Message, Part
+
+F16_BYTES = 2
+LINE_PAD_ELEMENTS = 32
+"""Elements left free behind each line of values (why: common.state.pages.LINE_PAD, which must be the same)."""
+
+
+class PageForm(Part, frozen=True):
+    """The shape of every page of a conversation; two sides whose forms differ cannot share a page.
+
+    A page's image is what lies in the host's memory: the keys, f16 [n_head_kv][page_tokens][head_dim], then the values,
+    f16 [n_head_kv * head_dim][page_tokens + LINE_PAD_ELEMENTS], one line for each element of a row.
+    """
+
+    layers: tuple[int, ...]
+    """Layers that have pages, by their number in the whole model."""
+    n_head_kv: int
+    n_group: int
+    """Query heads on each key/value head."""
+    head_dim: int
+    page_tokens: int
+    group_pages: int
+    model: str
+    """Fingerprint of the model: pages of another one are never mixed up with these."""
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys of a page of one layer."""
+        return self.page_tokens * self.n_head_kv * self.head_dim * F16_BYTES
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of its values, free elements included."""
+        return (self.page_tokens + LINE_PAD_ELEMENTS) * self.n_head_kv * self.head_dim * F16_BYTES
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of a page of one layer."""
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def group_tokens(self) -> int:
+        """Keys of a group of pages: the unit that moves."""
+        return self.page_tokens * self.group_pages
+
+
+class PagePlace(Part, frozen=True):
+    """Where the journal has a page of one layer: bytes [offset, offset + image_bytes) of a file that never changes
+    there. offset is a multiple of the system's memory page, so that the file can be mapped and attended."""
+
+    layer: int
+    page: int
+    path: str
+    offset: int
+    xxh3: int
+    """xxh3-64 of the image."""
+
+
+# --- route "hold": mac -> broker and back ----------------------------------------------------------------------------
+
+
+class OpenConversation(Message, frozen=True):
+    """A conversation begins, or is looked for. Frame: its token ids, i32 [n_tokens]; may be empty."""
+
+    ticket: int
+    form: PageForm
+    n_tokens: int
+
+    @property
+    def frame_bytes(self) -> tuple[int, ...]:
+        return (4 * self.n_tokens,)
+
+
+class ConversationOpened(Message, frozen=True):
+    """`conversation` names it from now on. What the journal already has of these very tokens comes along: full pages
+    of the positions [0, n_tokens), and where a recurrent state lies that was kept at a grid point <= n_tokens."""
+
+    ticket: int
+    conversation: int
+    n_tokens: int
+    places: tuple[PagePlace, ...] = ()
+    state_position: int = 0
+    """0: none is kept."""
+    state_path: str = ""
+    state_offset: int = 0
+    state_bytes: int = 0
+    state_xxh3: int = 0
+
+
+class KeepPage(Message, frozen=True):
+    """Journal one full page of one layer. Frames: its keys, its values, and the page's token ids i32 [page_tokens]."""
+
+    ticket: int
+    conversation: int
+    layer: int
+    page: int
+    page_tokens: int
+    key_bytes: int
+    value_bytes: int
+
+    @property
+    def frame_bytes(self) -> tuple[int, ...]:
+        return (self.key_bytes, self.value_bytes, 4 * self.page_tokens)
+
+
+class PageKept(Message, frozen=True):
+    """The journal has the page, at the stated fsync level: from now on its memory may go."""
+
+    ticket: int
+    conversation: int
+    place: PagePlace
+
+
+class KeepState(Message, frozen=True):
+    """Journal the recurrent state at a grid point. Frame: ROWS blob."""
+
+    ticket: int
+    conversation: int
+    position: int
+    blob_bytes: int
+
+    @property
+    def frame_bytes(self) -> tuple[int, ...]:
+        return (self.blob_bytes,)
+
+
+class StateKept(Message, frozen=True):
+    """The journal has the state."""
+
+    ticket: int
+    conversation: int
+    position: int
+
+
+class CutConversation(Message, frozen=True):
+    """Positions from n_tokens on are no longer what they were: their pages are void everywhere."""
+
+    conversation: int
+    n_tokens: int
+
+
+class HostHolds(Message, frozen=True):
+    """What the mac process has in memory now: groups [group_first, ...) and n_tokens tokens in all; the broker plans
+    by this.."""
+
+    conversation: int
+    group_first: int
+    n_tokens: int
+
+
+class ReleaseGroups(Message, frozen=True):
+    """Broker to mac, prepare: free the memory of the groups before group_end; every page of them is in the journal."""
+
+    ticket: int
+    conversation: int
+    group_end: int
+
+
+class GroupsReleased(Message, frozen=True):
+    """Mac to broker, complete: the host holds the groups from group_first on. Less than asked: the rest is in use."""
+
+    ticket: int
+    conversation: int
+    group_first: int
+
+
+class Placed(Message, frozen=True):
+    """Broker to mac: worker `worker` holds the groups [group_first, group_end) of all layers, and answers for them
+    under this epoch. group_first == group_end: it holds none (any more)."""
+
+    conversation: int
+    worker: int
+    """Number of the worker, and so of the "attention" route that leads to it."""
+    epoch: int
+    group_first: int
+    group_end: int
+
+
+class Room(Message, frozen=True):
+    """Broker to mac: so many tokens of this form have room in the journal and on workers; clients are told a context
+    of at most the host's limit and this."""
+
+    tokens_journal: int
+    tokens_workers: int
+
+
+class WorkerErred(Message, frozen=True):
+    """Mac to broker: an answer was late, wrong or damaged. `quarantine`: a shadow check failed; do not use it again."""
+
+    worker: int
+    epoch: int
+    cause: str
+    detail: str
+    quarantine: bool = False
+
+
+class HoldFailed(Message, frozen=True):
+    """The request with this ticket was not carried out; nothing of it was kept."""
+
+    ticket: int
+    code: int
+    cause: str
+    detail: str
+
+
+# --- route "pages": broker -> bridge and back ------------------------------------------------------------------------
+
+
+class HoldPages(Message, frozen=True):
+    """Have the worker make room for pages of this form; what it holds of another conversation is dropped."""
+
+    ticket: int
+    conversation: int
+    form: PageForm
+    bytes_wanted: int
+
+
+class PagesGranted(Message, frozen=True):
+    """The worker holds this conversation's pages now, up to tokens_max of them, under `epoch`."""
+
+    ticket: int
+    epoch: int
+    conversation: int
+    bytes_granted: int
+    tokens_max: int
+
+
+class PushPage(Message, frozen=True):
+    """Give the worker one page of one layer. The bridge reads it where `place` says and checks its hash. Pages of a
+    layer follow each other without gaps; a page the worker holds already is replaced."""
+
+    ticket: int
+    epoch: int
+    conversation: int
+    place: PagePlace
+
+
+class PagePushed(Message, frozen=True):
+    """The worker holds n_keys keys of that layer."""
+
+    ticket: int
+    epoch: int
+    layer: int
+    n_keys: int
+    seconds: float
+
+
+class CutPages(Message, frozen=True):
+    """Have the worker forget the keys from n_keys on, in every layer."""
+
+    ticket: int
+    epoch: int
+    n_keys: int
+
+
+class PagesCut(Message, frozen=True):
+    """The worker forgot them."""
+
+    ticket: int
+    epoch: int
+    n_keys: int
+
+
+class PagesUp(Message, frozen=True):
+    """A worker that can hold pages is there; it holds none that count."""
+
+    epoch: int
+    device: str
+    avail_bytes: int
+
+
+class PagesDown(Message, frozen=True):
+    """Its pages are lost to us: the attention channel is down."""
+
+    epoch: int
+    cause: str
+    detail: str
+
+
+class PushFailed(Message, frozen=True):
+    """The request with this ticket failed; `code` as ERR2 or the link says."""
+
+    ticket: int
+    epoch: int
+    code: int
+    cause: str
+    detail: str
+
+
+# --- route "attention": mac -> bridge and back -----------------------------------------------------------------------
+
+
+class Attend(Message, frozen=True):
+    """Attend the groups [group_first, group_end) of one layer. Frame: queries f32 [n_head_kv, n_group * n_tokens,
+    head_dim], unscaled. Row g * n_tokens + t is token t of head g of a group; every row sees all keys."""
+
+    epoch: int
+    ticket: int
+    layer: int
+    n_tokens: int
+    group_first: int
+    group_end: int
+    per_group: bool
+    """One partial for each group; otherwise they are folded, oldest first, into one."""
+    scale: float
+    n_head_kv: int
+    n_rows: int
+    head_dim: int
+
+    @property
+    def frame_bytes(self) -> tuple[int, ...]:
+        return (4 * self.n_head_kv * self.n_rows * self.head_dim,)
+
+
+class Attended(Message, frozen=True):
+    """The accumulators, oldest first. Frames: m f32 [n_parts, n_head_kv, n_rows], l of the same shape, O f32 [n_parts,
+    n_head_kv, n_rows, head_dim], unnormalised."""
+
+    epoch: int
+    ticket: int
+    n_parts: int
+    n_keys: int
+    n_keys_frozen: int
+    n_head_kv: int
+    n_rows: int
+    head_dim: int
+    total_ms: float
+    frozen_ms: float
+    generic_ms: float
+    queue_ms: float
+    round_trip_ms: float
+    """Send of the query's first byte to its answer, on the bridge's clock."""
+
+    @property
+    def frame_bytes(self) -> tuple[int, ...]:
+        n = 4 * self.n_parts * self.n_head_kv * self.n_rows
+        return (n, n, n * self.head_dim)
+
+
+class AttendFailed(Message, frozen=True):
+    """The query with this ticket will not be answered."""
+
+    epoch: int
+    ticket: int
+    code: int
+    cause: str
+    detail: str
+
+
+MacToBroker = (
+    OpenConversation | KeepPage | KeepState | CutConversation | HostHolds | GroupsReleased | WorkerErred
+)
+BrokerToMac = ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | HoldFailed
+BrokerToBridge = HoldPages | PushPage | CutPages
+BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PushFailed
+MacToBridgeAttention = Attend
+BridgeToMacAttention = Attended | AttendFailed
