@@ -177,14 +177,6 @@ class RowsPulled(Message, frozen=True):
         return (self.blob_bytes,)
 
 
-class TakeSnapshot(Message, frozen=True):
-    """Keep the mirror's recurrent state at n_valid = n."""
-
-    link_epoch: int
-    ticket: int
-    n: int
-
-
 class RewindMirror(Message, frozen=True):
     """Rewind the mirror to the newest point <= n it can go back to (0 empties it)."""
 
@@ -194,7 +186,7 @@ class RewindMirror(Message, frozen=True):
 
 
 class MirrorAt(Message, frozen=True):
-    """Answer to PushRows, TakeSnapshot and RewindMirror: positions [0, n_valid) are valid in the mirror."""
+    """Answer to PushRows and RewindMirror: positions [0, n_valid) are valid in the mirror."""
 
     link_epoch: int
     ticket: int
@@ -272,7 +264,7 @@ GatewayToMac = Generate | GrantTokens | Cancel | AskStatus
 MacToGateway = Queued | PrefillAdvanced | TokenReady | ChoiceFinished | Finished | Failed | HostStatus
 MacToBridge = AttachWorker | DetachWorker | ShowPhase
 BridgeToMac = LinkUp | LinkDown | WorkerReported
-MacToBridgeData = RunChunk | PushRows | PullRows | TakeSnapshot | RewindMirror
+MacToBridgeData = RunChunk | PushRows | PullRows | RewindMirror
 BridgeToMacData = ChunkDone | RowsPulled | MirrorAt | LinkFailed
 ToLaunch = StateChanged | Beat | AskLaunch
 FromLaunch = StateChanged | LaunchStatus

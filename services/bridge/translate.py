@@ -46,8 +46,6 @@ def to_frame(message: m.MacToBridgeData, arrays: Sequence[memoryview]) -> Frame:
             return ext.Sync2(message.flags, message.n_valid_after, Payload(arrays[0]))
         case m.PullRows():
             return ext.StateRange2(message.p0, message.p1, message.flags)
-        case m.TakeSnapshot():
-            return ext.Snapshot(message.n)
         case m.RewindMirror():
             return ext.Trim2(message.n)
 

@@ -151,11 +151,6 @@ class RemoteSpan:
         ticket = next(self._tickets)
         self._ask(ticket, m.PullRows(self.link_epoch, ticket, end, end, m.ROWS_STATE))
 
-    def start_snapshot(self, n: int) -> None:
-        """Have the worker keep the recurrent state at n, where the mirror stands. Raises LinkError."""
-        ticket = next(self._tickets)
-        self._ask(ticket, m.TakeSnapshot(self.link_epoch, ticket, n))
-
     def wait(self, timeout_s: float) -> TailRan | MirrorMoved | StatePulled | None:
         """The next answer, or None when none came within timeout_s. Raises LinkError, also when one is overdue."""
         if not self._asked:
@@ -265,12 +260,6 @@ class RemoteSpan:
             raise LinkError(
                 f"the mirror stands at {answer.n_valid} after a push up to {asked.n_expected}", cause="range"
             )
-        elif isinstance(asked.message, m.TakeSnapshot):
-            if answer.n_valid != asked.message.n:
-                raise LinkError(
-                    f"the mirror stands at {answer.n_valid}, thought to be at {asked.message.n}",
-                    cause="range",
-                )
         else:
             assert isinstance(asked.message, m.PushRows)
             self.mirror.moved(asked.message.n_valid_after)

@@ -72,7 +72,7 @@ def test_a_read_crosses_the_bridge_and_its_rows_come_home(case, up):
 
 
 def test_requests_may_be_sent_ahead_of_their_turn(case, up):
-    """Push, chunks, snapshot, rewind in one breath: the bridge keeps them until the link may carry them."""
+    """Push, chunks, pull, rewind in one breath: the bridge keeps them until the link may carry them."""
     _, mac = up
     span, residual = case.span, case.residual(60)
     span.run(residual[:20], 0)
@@ -82,11 +82,11 @@ def test_requests_may_be_sent_ahead_of_their_turn(case, up):
     mac.send(m.PushRows, both, 20, len(blob), arrays=[blob])
     for begin in (20, 30, 40, 50):
         mac.run(residual[begin : begin + 10], begin)
-    mac.send(m.TakeSnapshot, 60)
+    mac.send(m.PullRows, 60, 60, m.ROWS_STATE)  # behind it a rewind overtakes no chunk
     mac.send(m.RewindMirror, 30)
     answers = [mac.heard()[0] for _ in range(8)]
     assert [answer.ticket for answer in answers] == list(range(1, 9))
-    assert [a.n_valid for a in answers if isinstance(a, m.MirrorAt)] == [0, 20, 60, 20], (
+    assert [a.n_valid for a in answers if isinstance(a, m.MirrorAt)] == [0, 20, 20], (
         "20: a state that crossed is kept"
     )
     assert sum(isinstance(answer, m.ChunkDone) for answer in answers) == 4
@@ -128,7 +128,7 @@ def test_a_killed_worker_fails_everything_at_once_and_comes_back(case, cases, br
         mac.attach(link_hello(case))
         before = mac.told(m.LinkUp)
         tickets = [mac.run(case.residual(256), 256 * i) for i in range(2)]
-        tickets += [mac.send(m.TakeSnapshot, 512), mac.send(m.RewindMirror, 0)]
+        tickets += [mac.send(m.RewindMirror, 512), mac.send(m.RewindMirror, 0)]
         first.signal(signal.SIGKILL)
         answers = [mac.heard()[0] for _ in tickets]
         assert [answer.ticket for answer in answers] == tickets

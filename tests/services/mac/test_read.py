@@ -172,6 +172,26 @@ def test_an_edited_turn_costs_the_worker_a_step_back_and_no_rows(rig):
     assert sync == [] and rig.twin.mirror.n_valid == 1792
 
 
+def test_regenerating_and_editing_turns_rewinds_the_worker_and_never_syncs_it_from_nothing(rig):
+    """States at turn borders came home with their chunks, so the worker has them too, without a word (SNAPSHOT)."""
+    end = np.array([511], np.int32)
+    first, second = (np.concatenate([tokens(n, seed=n), end]) for n in (1300, 700))
+    chat = np.concatenate([first, second])
+    edited = np.concatenate([first, tokens(800, seed=3), end])
+    rig.check(chat)
+    starts, told = [], []
+    for prompt in (np.concatenate([chat, tokens(400, seed=4)]), edited, edited):
+        asked_before = len(rig.twin.asked)
+        starts.append(rig.check(prompt).plan.start)
+        told += rig.twin.asked[asked_before:]
+    rewinds = [message.n for message in told if isinstance(message, m.RewindMirror)]
+    pushed_to = [message.n_valid_after for message in told if isinstance(message, m.PushRows)]
+    assert starts == [1792, 1280, 1792 + 256], "all but the last ubatch of what both have"
+    assert rewinds == [1280], "the edit; the same prompt again is too short a read for the worker"
+    assert pushed_to == [], "both ends keep the states of the same points"
+    assert not any(rig.failures)
+
+
 def test_a_long_push_in_pieces_gives_the_same_bits(rig, monkeypatch):
     """The worker comes late: everything read so far has to be pushed, here one ubatch at a time."""
     monkeypatch.setattr("services.mac.mirror.PUSH_BYTES_MAX", 1)

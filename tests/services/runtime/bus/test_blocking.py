@@ -49,7 +49,7 @@ def test_chunks_go_out_and_home_to_the_bit(run_dir, hot_s, n_tokens):
             received = asker.recv(WAIT_S, hot_s=hot_s)
             assert received.message.ticket == ticket
             assert bytes(received.frames[0]) == residual.tobytes()
-        asker.send(m.TakeSnapshot(1, 1, 0))
+        asker.send(m.RewindMirror(1, 1, 0))
 
 
 def test_a_deadline_returns_nothing_and_the_late_message_is_still_there(run_dir):
@@ -58,7 +58,7 @@ def test_a_deadline_returns_nothing_and_the_late_message_is_still_there(run_dir)
         assert asker.recv(0) is None
         assert asker.recv(0.02) is None
         assert asker.recv(0.02, hot_s=1.0) is None
-        asker.send(m.TakeSnapshot(1, 1, 0), wait_s=WAIT_S)
+        asker.send(m.RewindMirror(1, 1, 0), wait_s=WAIT_S)
         peer = owner.recv(WAIT_S).peer
         owner.send(m.MirrorAt(1, 1, 5), to=peer)
         assert asker.recv(WAIT_S).message.n_valid == 5
@@ -73,7 +73,7 @@ def test_a_thread_waits_for_its_route_and_other_sockets_at_once(run_dir):
         assert owner.wait(0, near) == []
         far.send(b"x")
         assert owner.wait(WAIT_S, near) == [near]
-        asker.send(m.TakeSnapshot(1, 1, 0), wait_s=WAIT_S)
+        asker.send(m.RewindMirror(1, 1, 0), wait_s=WAIT_S)
         while owner not in (ready := owner.wait(WAIT_S)):
             assert ready == []
-        assert owner.recv(0).message == m.TakeSnapshot(1, 1, 0)
+        assert owner.recv(0).message == m.RewindMirror(1, 1, 0)

@@ -87,7 +87,7 @@ def test_an_owner_that_never_came_is_an_error_of_the_route(run_dir):
     async def talk():
         for route, error in ((GENERATE, ServiceError), (RESIDUAL, LinkDownError)):
             async with Asker(route, route_endpoint(run_dir, route)) as asker:
-                message = m.AskStatus() if route is GENERATE else m.TakeSnapshot(1, 1, 0)
+                message = m.AskStatus() if route is GENERATE else m.RewindMirror(1, 1, 0)
                 with pytest.raises(error, match=f"route {route.name}: no connection to {route.owner}"):
                     await asker.send(message, wait_s=0.05)
                 with pytest.raises(error, match=r"no connection to .* in 0.05 s"):
@@ -178,7 +178,7 @@ def test_a_peer_that_does_not_read_is_an_error_not_a_growing_queue(run_dir):
         endpoint = route_endpoint(run_dir, RESIDUAL)
         with BlockingAsker(narrow, endpoint) as asker:  # never calls recv
             async with Owner(narrow, endpoint) as owner:
-                asker.send(m.TakeSnapshot(1, 1, 0), wait_s=WAIT_S)
+                asker.send(m.RewindMirror(1, 1, 0), wait_s=WAIT_S)
                 peer = (await owner.receive()).peer
                 blob = bytes(1 << 20)
                 with pytest.raises(LinkDownError, match="mac does not read; 2 messages wait for it"):
