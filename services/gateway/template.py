@@ -1,7 +1,7 @@
 """Messages to prompt text, by the chat template that the model file carries.
 
-Templates come from model files, so they run in jinja2's immutable sandbox: no attribute, file or import is in reach.
-They find what such templates are written for: messages, bos_token, eos_token, add_generation_prompt, raise_exception,
+Templates come from model files, so they run in a sandbox (template_sandbox.py): nothing outside is in reach, and one
+that does not end is ended. They find what such templates are written for: messages, bos_token, eos_token, add_generation_prompt, raise_exception,
 strftime_now, a tojson that leaves text readable, break and continue. Pure but for the clock that is handed in.
 Called by prompt.py.
 """
@@ -13,15 +13,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import jinja2
-import jinja2.sandbox
-
 from common.errors import ModelError, RequestError
+from services.gateway.template_sandbox import RENDERED_CHARS_MAX, RunawayError, Sandbox
 
 RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents"})
 """Names that chat_template_kwargs may not replace."""
 
-RENDERED_CHARS_MAX = 1 << 26
+SOURCE_CHARS_MAX = 1 << 20
+RENDER_S_MAX = 10.0
+"""Longest rendering: of the longest chats it takes tenths of a second."""
 
 
 class _Refusal(Exception):
@@ -51,16 +51,20 @@ class ChatTemplate:
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
         """Compiles `source`. Raises ModelError when it is not a valid template."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        if len(source) > SOURCE_CHARS_MAX:
+            raise ModelError(
+                f"the chat template has {len(source)} characters; at most {SOURCE_CHARS_MAX} are taken"
+            )
+        self._sandbox = environment = Sandbox()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
+        except Exception as error:  # jinja2's own errors, and a nesting that is too deep for Python
+            raise ModelError(
+                f"the model's chat template cannot be compiled: {error}; give another with OUTRIGGER_CHAT_TEMPLATE"
+            ) from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(
@@ -77,12 +81,17 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {sorted(taken)[0]!r}", param="chat_template_kwargs"
             )
         try:
-            text = self._template.render(
-                messages=list(messages), add_generation_prompt=True, **self._tokens, **variables
-            )
+            with self._sandbox.limited(RENDER_S_MAX):
+                text = self._template.render(
+                    messages=list(messages), add_generation_prompt=True, **self._tokens, **variables
+                )
         except _Refusal as error:
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except RunawayError as error:
+            raise RequestError(
+                f"the model's chat template runs away on these messages: {error}", param="messages"
             ) from error
         except Exception as error:  # whatever a template from a model file may do, it is a request that fails
             raise RequestError(

@@ -10,6 +10,7 @@ import datetime
 import pytest
 
 from common.errors import ModelError, RequestError
+from services.gateway import template as template_module
 from services.gateway.template import ChatTemplate
 
 CHATML = (
@@ -82,3 +83,39 @@ def test_private_names_of_functions_are_not_there():
 def test_reserved_names_cannot_be_replaced(name):
     with pytest.raises(RequestError, match=f"may not set '{name}'"):
         ChatTemplate(CHATML).render(HELLO, {name: [], "harmless": 1})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% for i in range(9) %}{{ m(n - 1) if n else '' }}{% endfor %}{% endmacro %}{{ m(90) }}",
+        "{{ 'x' * 1000000000000 }}",
+        "{{ [0] * 1000000000000 }}",
+        "{{ 9 ** 999999999 }}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(source, monkeypatch):
+    monkeypatch.setattr(template_module, "RENDER_S_MAX", 0.2)
+    template = ChatTemplate(source)
+    with pytest.raises(RequestError, match="runs away on these messages"):
+        template.render(HELLO)
+    assert ChatTemplate(CHATML).render(HELLO), "the next one has its own time"
+
+
+def test_nothing_is_computed_while_a_template_is_compiled():
+    ChatTemplate("{% if false %}{{ 9 ** 999999999 }}{{ 'x' | center(1000000000000) }}{% endif %}").render(
+        HELLO
+    )
+
+
+@pytest.mark.parametrize("source", ["{{ (" * 900 + "1" + ") }}" * 900, "{% if 1 %}" * 3000, "x" * (1 << 21)])
+def test_a_template_too_deep_or_too_long_is_the_models_error(source):
+    with pytest.raises(ModelError, match="chat template"):
+        ChatTemplate(source)
+
+
+def test_operators_within_bounds_are_what_they_are():
+    source = "{{ '-' * 3 }}{{ 2 ** 10 }}{{ 1 + 2 }}{{ 'a' + 'b' }}{{ [1] + [2] }}{{ 2.5 * 2 }}{{ 3 * 'x' }}"
+    assert ChatTemplate(source).render(HELLO) == "---10243ab[1, 2]5.0xxx"
