@@ -21,7 +21,7 @@ FLOOR = "common.errors common.limits"
 WORDS = f"{FLOOR} common.config common.log common.metrics common.crash_note"
 MODEL = f"{WORDS} common.ggml common.model"
 ENGINE = f"{MODEL} common.wire common.state common.attention common.engine"
-FAR_END = "device.worker device.emulator device.coreml"
+FAR_END = "device.worker device.emulator device.coreml device.frozen_source"
 ROOMS = {
     "common": "",
     "common.errors": "",

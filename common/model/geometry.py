@@ -230,6 +230,10 @@ PRESETS: dict[str, tuple[Geometry, str]] = {
         Geometry(n_layer=32, n_embd=512, n_ff=768, n_head=4, n_head_kv=2, head_dim=128, state_dim=64),
         "q4_0",
     ),
+    "hybrid-27b-heads": (
+        Geometry(n_layer=8, n_embd=512, n_ff=768, n_head=24, n_head_kv=4, head_dim=256, state_dim=64),
+        "q4_0",
+    ),
     "hybrid-400m": (
         Geometry(
             n_layer=32, n_embd=1024, n_ff=2560, n_head=6, n_head_kv=1, head_dim=256,

@@ -1,7 +1,8 @@
 """`outrigger verify`: proves on this machine that answers do not depend on the worker. Exit 1 when they do.
 
 Parts: --split (the default) compares token ids with and without a worker; --turns compares chats that reuse what was
-read before with reading everything again; --parity compares the engine's logits with stock llama.cpp of the same build.
+read before with reading everything again; --parity compares the engine's logits with stock llama.cpp of the same build;
+--frozen compares attention by frozen pages with ordinary kernels.
 """
 
 from __future__ import annotations
@@ -36,10 +37,20 @@ from services.bench.report import Report, report_options
 @click.option(
     "--fuzz", "part", flag_value="fuzz", help="Hostile frames and lines to the codec and to a worker."
 )
+@click.option(
+    "--frozen", "part", flag_value="frozen", help="Old keys as page programs, against ordinary kernels."
+)
 @report_options
 def command(part: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
     """Compare answers that must be equal. Starts its own processes on free ports; nothing running is touched."""
-    run = {"split": _split, "turns": _turns, "parity": _parity, "faults": _faults, "fuzz": _fuzz}[part]
+    run = {
+        "split": _split,
+        "turns": _turns,
+        "parity": _parity,
+        "faults": _faults,
+        "fuzz": _fuzz,
+        "frozen": _frozen,
+    }[part]
     if not run(as_json=as_json, quick=quick, results_folder=results_folder):
         raise SystemExit(1)
 
@@ -94,6 +105,36 @@ def _faults(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
         click.echo(f"PROBLEM {problem}", err=True)
     report.finish()
     return bool(counts.passed)
+
+
+def _frozen(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+    verify = import_module("services.bench.verify_frozen")
+    labels = "+".join(label for label, _path in verify.frozen_models(quick))
+    report = Report("verify_frozen", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    totals = verify.verify_frozen(report)
+    report.figure("compared", totals.compared, compared=totals.compared)
+    report.figure("equal", totals.frozen.top1)
+    report.figure("near_ties", totals.near_ties)
+    report.figure("frozen_keys", totals.frozen.keys, frozen_keys=totals.frozen.keys)
+    for way in totals.ways:
+        report.figure(
+            f"attention_error_max{way.name}", _rounded(way.attention_max), layers=len(way.attention)
+        )
+    for way in totals.ways[1:]:
+        report.figure(f"layer_error_max{way.name}", _rounded(way.layer_max), layers=len(way.layers))
+        report.figure(f"kl_mean{way.name}", _rounded(way.kl_mean), tokens=len(way.kl))
+        report.figure(f"top1{way.name}", round(way.top1 / totals.compared, 4))
+    for tie in totals.ties:
+        click.echo(f"NEAR TIE {tie}", err=True)
+    problems = totals.problems()
+    for problem in problems:
+        click.echo(problem, err=True)
+    report.finish()
+    return not problems
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _fuzz(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:

@@ -40,6 +40,13 @@ class Asked:
 
     def __init__(self, pages: tuple[int, ...], future: Future[dict[int, PagePartial]] | None) -> None:
         self.pages, self._future = pages, future
+        self.ended_s: float | None = None
+        """When the last page had answered, by time.perf_counter."""
+        if future is not None:
+            future.add_done_callback(self._ended)
+
+    def _ended(self, _: Future[dict[int, PagePartial]]) -> None:
+        self.ended_s = time.perf_counter()
 
     def wait(self) -> dict[int, PagePartial]:
         """Accumulators by page. A page that failed is missing: its keys are still to be attended."""
@@ -89,15 +96,16 @@ class FrozenPages:
         """Keys need memory: give pages up, the highest first. Returns the bytes given back."""
         return self.table.free(n_bytes)
 
-    def ask(self, layer: int, queries: np.ndarray, n_tokens: int, n_keys: int) -> Asked:
+    def ask(self, layer: int, queries: np.ndarray, n_tokens: int, n_keys: int, first_page: int = 0) -> Asked:
         """Ask the ready pages of a layer about scaled queries f32 [n_head_kv, rows, head_dim_k]; does not wait.
 
-        `n_tokens` decides the share of the `n_keys` keys that pages serve; rows are split as the program needs.
+        The query is for the keys from page `first_page` on up to `n_keys`. `n_tokens` decides the share of these that
+        pages serve; rows are split as the program needs.
         """
         with self.table.changed:
             ready = [i.page for i in self.table.in_state(PageState.READY) if i.layer == layer]
             page_tokens = self.template.geometry.page_tokens
-            pages = plan.pages_to_ask(ready, n_keys, n_tokens, page_tokens, self.settings.shares)
+            pages = plan.pages_to_ask(ready, n_keys, n_tokens, page_tokens, self.settings.shares, first_page)
             if not pages or self._closed:
                 return Asked((), None)
             self._n_querying += 1

@@ -81,10 +81,15 @@ def pages_to_ask(
     n_tokens: int,
     page_tokens: int,
     shares: Sequence[tuple[int, float]] = SHARES,
+    first_page: int = 0,
 ) -> tuple[int, ...]:
-    """The ready pages that serve a query, oldest first; all other keys go to ordinary kernels at the same time."""
-    most = pages_of_share(n_keys, share_of(n_tokens, shares), page_tokens)
-    complete = sorted(page for page in ready if (page + 1) * page_tokens <= n_keys)
+    """The ready pages that serve a query over the keys from page `first_page` on, up to `n_keys`; oldest first.
+
+    All other keys go to ordinary kernels at the same time.
+    """
+    asked = n_keys - first_page * page_tokens
+    most = pages_of_share(asked, share_of(n_tokens, shares), page_tokens)
+    complete = sorted(page for page in ready if page >= first_page and (page + 1) * page_tokens <= n_keys)
     return tuple(complete[:most])
 
 

@@ -125,6 +125,7 @@ def test_presets_have_the_sizes_in_their_names(name: str) -> None:
         "tiny": (0, 2e6, 8),
         "tiny-sliding": (0, 3e6, 12),
         "hybrid-60m": (55e6, 65e6, 32),
+        "hybrid-27b-heads": (25e6, 40e6, 8),
         "hybrid-400m": (380e6, 440e6, 32),
     }[name]
     assert least < in_layers < most
@@ -149,7 +150,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, smollm2: Path) ->
     with pytest.raises(ModelError, match="has 49152 tokens, the geometry asks for n_vocab 100"):
         write_synthetic(SMALL, out, tokenizer=smollm2)
     with pytest.raises(
-        ModelError, match="unknown preset 'huge'; presets: tiny, tiny-sliding, hybrid-60m, hybrid-400m"
+        ModelError,
+        match="unknown preset 'huge'; presets: tiny, tiny-sliding, hybrid-60m, hybrid-27b-heads, hybrid-400m",
     ):
         preset("huge")
     with pytest.raises(ModelError, match="n_head 4 must be a multiple of n_head_kv 3"):
