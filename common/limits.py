@@ -30,6 +30,9 @@ GROUP_PAGES = 4
 PAGE_PAD_TOKENS = 64
 """Pages are multiples of this many keys, and attention over the newest one reads a multiple of it."""
 
+FROZEN_ASK_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024)
+"""Upper bounds by which a worker counts the seconds of a frozen page's answers."""
+
 # --- the cable
 FRAME_BYTES_MAX = 256 * MIB
 """Longest payload a receiver accepts on a binary channel."""

@@ -14,18 +14,21 @@ services.runtime.exposition serves the registry.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
+
+from common.limits import FROZEN_ASK_BUCKETS_S
 
 PREFIX = "outrigger_"
 PROCESSES = ("gateway", "mac", "bridge")
 
 SIDES = ("host", "worker")
-ROUTES = ("generate", "link", "residual", "life")
+ROUTES = ("generate", "link", "residual", "life", "hold", "pages", "attention")
 DROP_REASONS = ("stale", "replayed", "foreign", "lost")
 FAILURES = (
     "down",
@@ -40,6 +43,20 @@ FAILURES = (
     "order",
     "count",
     "range",
+    "other",
+)
+
+FROZEN_STATES = ("queued", "building", "ready", "dropped", "failed")
+FROZEN_CAUSES = (
+    "disk",
+    "memory",
+    "thermal",
+    "compile",
+    "hang",
+    "placement",
+    "slow",
+    "wrong",
+    "rows",
     "other",
 )
 
@@ -58,6 +75,8 @@ class Series:
     text: str
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
+    counted: bool = False
+    """Another process counts it by the buckets: grows by observe_counted."""
 
 
 SERIES = (
@@ -207,6 +226,27 @@ SERIES = (
         "Heat of the worker: 0 nominal, 1 fair, 2 serious, 3 critical.",
     ),
     Series("worker_available_bytes", "gauge", ("bridge",), "Memory that the worker says it has left."),
+    # --- bridge: frozen pages, as the worker tells of them
+    Series(
+        "frozen_page_seconds",
+        "histogram",
+        ("bridge",),
+        "One answer of one page program, by what runs it.",
+        {"engine": ("coreml", "interpreter", "kernels", "other")},
+        FROZEN_ASK_BUCKETS_S,
+        counted=True,
+    ),
+    Series("frozen_pages", "gauge", ("bridge",), "Page programs, by state.", {"state": FROZEN_STATES}),
+    Series(
+        "frozen_failed_pages",
+        "gauge",
+        ("bridge",),
+        "Page programs that failed, by the cause of their first failure.",
+        {"cause": FROZEN_CAUSES},
+    ),
+    Series("frozen_keys_total", "counter", ("bridge",), "Keys that page programs answered for."),
+    Series("frozen_builds_total", "counter", ("bridge",), "Page programs built, well or not."),
+    Series("frozen_build_seconds_total", "counter", ("bridge",), "Seconds of building page programs."),
     # --- every process: the bus
     Series(
         "bus_dropped_total",
@@ -228,8 +268,11 @@ class Metrics:
         self.process = process
         self.registry = CollectorRegistry()
         self._kinds: dict[str, MetricWrapperBase] = {}
+        self._counted: dict[str, Counted] = {}
         for series in SERIES:
-            if process in series.owners:
+            if process in series.owners and series.counted:
+                self._counted[series.name] = Counted(series, self.registry)
+            elif process in series.owners:
                 self._kinds[series.name] = _made(series, self.registry)
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
@@ -255,6 +298,12 @@ class Metrics:
         """Put one value into a histogram."""
         self._of(name, "histogram", labels).observe(value)
 
+    def observe_counted(self, name: str, counts: Sequence[int], total: float, **labels: str) -> None:
+        """Put values that another process counted into a histogram: one count a bucket and one above, and their sum."""
+        if name not in self._counted:
+            raise LookupError(f"{self.process} owns no histogram {name} that others count")
+        self._counted[name].add(counts, total, labels)
+
     def _of(self, name: str, kind: str, labels: dict[str, str]) -> MetricWrapperBase:
         series = _BY_NAME.get(name)
         if series is None or name not in self._kinds:
@@ -277,6 +326,34 @@ def _allowed(series: Series, label: str, value: str) -> str:
     if "other" in values:
         return "other"
     raise LookupError(f"{series.name}: {label}={value!r} is not one of {', '.join(values)}")
+
+
+class Counted:
+    """A histogram, in the client library's terms a collector, whose values another process counted by its buckets."""
+
+    def __init__(self, series: Series, registry: CollectorRegistry) -> None:
+        self._series = series
+        n = len(series.buckets) + 1
+        self._cells = {values: [0.0] * n for values in itertools.product(*series.labels.values())}
+        self._sums = dict.fromkeys(self._cells, 0.0)
+        registry.register(self)
+
+    def add(self, counts: Sequence[int], total: float, labels: dict[str, str]) -> None:
+        """Counts by bucket, not cumulated."""
+        if labels.keys() != self._series.labels.keys():
+            raise LookupError(f"{self._series.name} has labels {sorted(self._series.labels)}")
+        values = tuple(_allowed(self._series, label, labels[label]) for label in self._series.labels)
+        self._cells[values] = [a + b for a, b in zip(self._cells[values], counts, strict=True)]
+        self._sums[values] += total
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Called by the registry when it is read."""
+        name, bounds = PREFIX + self._series.name, [*map(str, self._series.buckets), "+Inf"]
+        family = HistogramMetricFamily(name, self._series.text, labels=tuple(self._series.labels))
+        for values, cells in self._cells.items():
+            buckets = list(zip(bounds, itertools.accumulate(cells), strict=True))
+            family.add_metric(values, buckets, self._sums[values])
+        yield family
 
 
 _KINDS: dict[str, Callable[..., MetricWrapperBase]] = {

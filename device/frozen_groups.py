@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from common.attention.partial import PartialAttention
 from common.errors import SettingError
 from common.limits import MIB
+from common.wire.frozen import PAGES_TOLD_MAX, FrozenReport
 from device import facts
 from device.coreml.frozen import plan
 from device.coreml.frozen.builder import Rows
@@ -122,28 +123,24 @@ class FrozenGroups:
         """`ask` and `wait` in one: for callers with nothing to do meanwhile."""
         return self.ask(layer, q, scale, n_tokens, range(group_first, group_end)).wait()
 
-    def report(self) -> dict[str, Any]:
-        """For `mem` and the bridge's metrics; plain values. Counts since the start, times in seconds.
-
-        `asks` are counts by device.coreml.frozen.report.ASK_BUCKETS_S; `page_ms` are (layer, group, mean).
-        """
+    def report(self) -> FrozenReport:
+        """For `mem` and the bridge's metrics."""
         told = self._pages.report()
         asks = told.asks[self.engine]
-        return {
-            "engine": self.engine,
-            "pages": told.pages,
-            "failed": told.failed,
-            "first_errors": list(told.first_errors),
-            "keys": told.keys_served,
-            "builds": told.builds,
-            "build_s": round(told.build_seconds, 6),
-            "asks": list(asks.counts),
-            "asks_s": round(asks.total_s, 6),
-            "page_ms": [
-                [layer, page, round(1000 * mean_s, 3)] for (layer, page), mean_s in told.page_mean_s.items()
-            ],
-            "postponed": told.postponed or "",
-        }
+        slowest = sorted(told.page_mean_s.items(), key=lambda page: -page[1])[:PAGES_TOLD_MAX]
+        return FrozenReport(
+            engine=self.engine,
+            pages=told.pages,
+            failed=told.failed,
+            first_errors=told.first_errors,
+            keys=told.keys_served,
+            builds=told.builds,
+            build_s=round(told.build_seconds, 6),
+            asks=tuple(asks.counts),
+            asks_s=round(asks.total_s, 6),
+            page_ms=tuple((layer, page, round(1000 * mean_s, 3)) for (layer, page), mean_s in slowest),
+            postponed=told.postponed or "",
+        )
 
     def close(self) -> None:
         """Stops building, closes every program, removes the files."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from common.wire.frozen import FrozenReport
+
 # --- route "generate": gateway -> mac and back -----------------------------------------------------------------------
 from common.wire.generate import (  # noqa: F401 (declared there, used as messages.X)
     AskStatus,
@@ -85,6 +87,8 @@ class WorkerReported(Message, frozen=True):
     thermal: int
     avail_mb: int
     state: str
+    frozen: FrozenReport | None = None
+    """What its frozen pages do, when it has any; only now and then."""
 
 
 class ShowPhase(Message, frozen=True):

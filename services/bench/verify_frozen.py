@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import to_builtins
 
 from common.engine.engine import Decoding, Engine
 from common.engine.grid import cut
@@ -148,7 +149,7 @@ def verify_model(label: str, path: Path, sizes: Sizes, report: Report) -> Frozen
                 _free(label, sequences, tokens, position, totals, report)
             for way, source in zip(totals.ways[1:], sources, strict=True):
                 way.keys = source.keys
-            report.row(model=label, frozen=sources[0].groups.report())
+            report.row(model=label, frozen=to_builtins(sources[0].groups.report()))
     return totals
 
 

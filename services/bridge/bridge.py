@@ -21,6 +21,7 @@ from common.wire import messages as m
 from common.wire.deadlines import AckClock
 from common.wire.routes import LINK, RESIDUAL, Route
 from services.bridge.control import UNKNOWN, ControlClient
+from services.bridge.frozen_metrics import FrozenMetrics
 from services.bridge.pump import Pump
 from services.bridge.search import Search, fixed_places
 from services.runtime.bus import BlockingOwner, EventSink, Owner
@@ -52,6 +53,7 @@ class Bridge:
         self._mac: bytes | None = None
         self._up = False
         self._say, self._said = say, ""
+        self._frozen = FrozenMetrics(metrics)
         self._reported: m.WorkerReported | None = None
         self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue()
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(1)
@@ -112,6 +114,8 @@ class Bridge:
                 self._forget_mac("it does not take answers")
                 continue
             self._up = isinstance(event, m.LinkUp)
+            if not self._up:
+                self._frozen.gone()
             await self._send(event)
             await self._tell_people(event)
 
@@ -163,6 +167,8 @@ class Bridge:
         if report != UNKNOWN:
             self._metrics.set("worker_thermal_state", report.thermal)
             self._metrics.set("worker_available_bytes", report.avail_mb * MIB)
+        if report.frozen:
+            self._frozen.take(report.frozen)
         self._reported = report
         await self._send(report)
 

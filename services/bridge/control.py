@@ -12,8 +12,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from common.errors import LinkDownError, RemoteProtocolError
 from common.limits import CONTROL_LINE_BYTES_MAX
+from common.wire.frozen import FrozenReport
 from common.wire.messages import ShowPhase, WorkerReported
 
 ANSWER_S_MAX = 3.0
@@ -113,6 +116,7 @@ def _reported(answer: dict[str, Any]) -> WorkerReported:
             thermal=int(answer["thermal"]),
             avail_mb=int(answer["avail_mb"]),
             state=str(answer["state"] if "state" in answer else answer["tail_state"])[:40],
+            frozen=msgspec.convert(answer.get("frozen"), FrozenReport | None),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:  # msgspec's refusals are ValueErrors
         raise RemoteProtocolError(f"the worker's control channel lacks or breaks {error}") from None

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.limits import FROZEN_ASK_BUCKETS_S
 from common.metrics import PREFIX, PROCESSES, SERIES, Metrics
 from common.wire import routes
 from services.runtime import conversation
@@ -72,6 +73,24 @@ def test_values_arrive_where_they_were_put():
     }
     assert [state for state, value in states.items() if value == 1] == ["ready"]
     assert sum(states.values()) == 1
+
+
+def test_what_another_process_counted_becomes_a_histogram():
+    metrics = Metrics("bridge")
+    n = len(FROZEN_ASK_BUCKETS_S)
+    metrics.observe_counted("frozen_page_seconds", [2, 1] + [0] * (n - 2) + [1], 3.5, engine="coreml")
+    metrics.observe_counted("frozen_page_seconds", [0, 1] + [0] * (n - 1), 0.5, engine="coreml")
+    shown, engine = samples(metrics), ("engine", "coreml")
+    assert shown["outrigger_frozen_page_seconds_sum", frozenset({engine})] == 4.0
+    assert shown["outrigger_frozen_page_seconds_count", frozenset({engine})] == 5
+    bucket = "outrigger_frozen_page_seconds_bucket"
+    found = [shown[bucket, frozenset({engine, ("le", le)})] for le in ("0.0005", "0.001", "1.024", "+Inf")]
+    assert found == [2, 4, 4, 5]
+    for wrong in ({"engine": "coreml", "x": ""}, {}):
+        with pytest.raises(LookupError):
+            metrics.observe_counted("frozen_page_seconds", [0] * (n + 1), 0.0, **wrong)
+    with pytest.raises(LookupError):
+        Metrics("mac").observe_counted("frozen_page_seconds", [0] * (n + 1), 0.0, engine="coreml")
 
 
 def test_two_processes_in_one_interpreter_do_not_meet():

@@ -3,13 +3,13 @@ truncated or broke is not claimed. Method: stored rows, pages built in the test'
 compared with float64; the share by query size, the report and refusals by hand.
 """
 
-import json
-
+import msgspec
 import numpy as np
 import pytest
 
 from common.attention.partial import fold_all
 from common.errors import PageLoadError, SettingError
+from common.wire.frozen import FrozenReport
 from device.coreml import toolchain
 from device.coreml.accuracy import BOUNDS, Inputs, attend_float64, make_inputs, row_errors
 from device.coreml.frozen.runtime import KernelRuntime
@@ -119,18 +119,24 @@ def test_what_breaks_is_missing_and_reported(frozen, inputs):
     groups = frozen(runtime=Breaking())
     asked = groups.ask(3, unscaled(inputs), SCALE, 1, range(2))
     assert asked.groups == (0, 1) and asked.wait() == {} and asked.keys == 0
-    report = json.loads(json.dumps(groups.report()))
-    assert report["pages"] == {"queued": 0, "building": 0, "ready": 10, "dropped": 0, "failed": 2}
-    assert report["failed"] == {"other": 2} and "status -7" in report["first_errors"][0]
-    assert report["builds"] == 12 and report["build_s"] > 0 and report["keys"] == 0
+    report = msgspec.json.decode(msgspec.json.encode(groups.report()), type=FrozenReport)
+    assert report == groups.report() and report.pages == {
+        "queued": 0,
+        "building": 0,
+        "ready": 10,
+        "dropped": 0,
+        "failed": 2,
+    }
+    assert report.failed == {"other": 2} and "status -7" in report.first_errors[0]
+    assert report.builds == 12 and report.build_s > 0 and report.keys == 0
 
 
 def test_the_report_counts_what_was_served(frozen, inputs):
     groups = frozen()
     groups.partials(3, unscaled(inputs), SCALE, 1, 0, 2)
     report = groups.report()
-    assert report["engine"] == "kernels" and report["keys"] == 2 * T and sum(report["asks"]) == 2
-    assert [page[:2] for page in report["page_ms"]] == [[3, 0], [3, 1]]
+    assert report.engine == "kernels" and report.keys == 2 * T and sum(report.asks) == 2
+    assert {page[:2] for page in report.page_ms} == {(3, 0), (3, 1)} and report.page_ms[0][2] > 0
 
 
 def test_modes_and_sizes_that_cannot_be(tmp_path):

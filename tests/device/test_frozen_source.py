@@ -92,7 +92,7 @@ def test_pages_are_built_while_it_decodes(frozen):
     sequence, source = frozen("kernels")
     span = read(sequence)
     decode(span)
-    assert source.keys == 0 and source.groups.report()["pages"]["queued"] == 4
+    assert source.keys == 0 and source.groups.report().pages["queued"] == 4
     source.groups.build_all()
     span.run(TOKENS[606:607], 606, "last")
     assert source.keys == 4 * T
@@ -126,9 +126,9 @@ def test_where_no_program_answers_bits_are_those_of_ordinary_kernels(plain, froz
     sequence, source = frozen("kernels", Refusing())
     span = read(sequence)
     source.build(N_READ)
-    assert source.groups.report()["pages"]["ready"] == 4
+    assert source.groups.report().pages["ready"] == 4
     assert np.array_equal(decode(span), right)
-    assert source.keys == 0 and source.groups.report()["failed"] == {"other": 4}
+    assert source.keys == 0 and source.groups.report().failed == {"other": 4}
 
 
 def test_closed_it_attends_no_more(plain, engine, tmp_path):

@@ -9,18 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-ASK_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024)
+from common.limits import FROZEN_ASK_BUCKETS_S
 
 
 @dataclass
 class Histogram:
-    """Counts of seconds by ASK_BUCKETS_S (upper bounds; the last count is everything above)."""
+    """Counts of seconds by FROZEN_ASK_BUCKETS_S (upper bounds; the last count is everything above)."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(ASK_BUCKETS_S) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (len(FROZEN_ASK_BUCKETS_S) + 1))
     total_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(ASK_BUCKETS_S, seconds)] += 1
+        self.counts[bisect_left(FROZEN_ASK_BUCKETS_S, seconds)] += 1
         self.total_s += seconds
 
     @property
