@@ -25,6 +25,7 @@ from typing import Literal
 import numpy as np
 
 from common.attention.partial import PartialAttention
+from common.config import WorkerSettings
 from common.errors import SettingError
 from common.limits import MIB
 from common.wire.frozen import PAGES_TOLD_MAX, FrozenReport
@@ -43,6 +44,8 @@ RowsOf = Callable[[int, int, int], Rows]
 """(layer, first key, n) -> (K rows u8 [n, row_bytes], V rows u8 [n, row_bytes], ggml type), on the builder's thread.
 Raises EngineError when the rows are gone."""
 
+MANY_TOKENS = 8
+"""Tokens from which on a query takes the larger share."""
 ELSEWHERE = LoadLimits(disk_reserve_bytes=256 * MIB, ask_s_max=60.0)
 """For runtimes without Core ML's compiler, which writes a gigabyte; and slowness is no reason against an oracle."""
 
@@ -170,6 +173,17 @@ def open_frozen(
     template = find_template(geometry, folder / "templates")
     pages = FrozenPages(settings, template, runtime, rows, lambda: _facts(folder), folder / "pages")
     return FrozenGroups(pages, shape, runtime.engine)
+
+
+def open_by_settings(
+    settings: WorkerSettings, shape: FrozenShape, rows: RowsOf, folder: Path
+) -> FrozenGroups | None:
+    """`open_frozen` as the worker's settings say, building in the background; None when they say off. Raises as it."""
+    shares = ((1, settings.frozen_share), (MANY_TOKENS, settings.frozen_share_many))
+    groups = open_frozen(settings.frozen, shape, rows, folder, settings.frozen_mib * MIB, shares)
+    if groups is not None:
+        groups.start()
+    return groups
 
 
 def _geometry(shape: FrozenShape) -> PageGeometry:

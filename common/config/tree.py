@@ -272,6 +272,20 @@ class WorkerSettings(Leaf, frozen=True):
             le=1 << 20,
         ),
     ] = 512
+    frozen: Annotated[
+        Literal["off", "interpreter", "coreml", "kernels"],
+        _says(
+            "what runs old groups of held pages as page programs: the Neural Engine (coreml, macOS), or for checks the "
+            "interpreter or NumPy; off: ordinary kernels attend everything"
+        ),
+    ] = "off"
+    frozen_mib: Annotated[
+        int, _says("MiB that page programs may take, split evenly over layers", ge=1, le=1 << 20)
+    ] = 4096
+    frozen_share: Annotated[
+        float, _says("share of a query's keys that page programs answer for, below 8 tokens", ge=0, le=1)
+    ] = 0.22
+    frozen_share_many: Annotated[float, _says("the same for queries of 8 and more tokens", ge=0, le=1)] = 0.43
     emulate: Annotated[
         str,
         _says(

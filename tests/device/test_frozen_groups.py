@@ -3,19 +3,22 @@ truncated or broke is not claimed. Method: stored rows, pages built in the test'
 compared with float64; the share by query size, the report and refusals by hand.
 """
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
 
 from common.attention.partial import fold_all
-from common.errors import PageLoadError, SettingError
+from common.config import WorkerSettings
+from common.errors import EngineError, PageLoadError, SettingError
 from common.wire.frozen import FrozenReport
 from device.coreml import toolchain
 from device.coreml.accuracy import BOUNDS, Inputs, attend_float64, make_inputs, row_errors
 from device.coreml.frozen.runtime import KernelRuntime
 from device.coreml.geometry import PageGeometry
 from device.coreml.page_program import PagePartial
-from device.frozen_groups import FrozenShape, open_frozen
+from device.frozen_groups import FrozenShape, open_by_settings, open_frozen
 
 T, N_GROUPS, LAYERS = 256, 6, (3, 7)
 SHAPE = FrozenShape(LAYERS, n_head_kv=2, head_dim=32, n_rows=3, group_tokens=T)
@@ -137,6 +140,24 @@ def test_the_report_counts_what_was_served(frozen, inputs):
     report = groups.report()
     assert report.engine == "kernels" and report.keys == 2 * T and sum(report.asks) == 2
     assert {page[:2] for page in report.page_ms} == {(3, 0), (3, 1)} and report.page_ms[0][2] > 0
+
+
+def test_settings_say_what_runs_and_how_much(inputs, tmp_path):
+    from_settings = {}
+
+    def read(layer, first, n):
+        raise EngineError("nothing is kept here")
+
+    for name, more in {"off": {}, "kernels": {"frozen_share": 0.5, "frozen_share_many": 1.0}}.items():
+        settings = WorkerSettings(frozen=name, frozen_mib=64, **more)
+        from_settings[name] = open_by_settings(settings, SHAPE, read, tmp_path)
+    groups = from_settings["kernels"]
+    assert from_settings["off"] is None
+    groups.held(3, 4 * T)
+    while groups.report().pages["failed"] < 4:  # the builder's thread asks for the rows
+        time.sleep(0.01)
+    assert groups.report().failed == {"rows": 4} and groups.report().engine == "kernels"
+    groups.close()
 
 
 def test_modes_and_sizes_that_cannot_be(tmp_path):
