@@ -25,6 +25,7 @@ from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
 from common.limits import CHUNK_WINDOW_MAX, MIB
 from common.log import configure_log
+from common.wire.cable_peers import may_connect
 from device import facts
 from device.compute import ComputeThread
 from device.control import Control, ControlServer, Facts
@@ -48,6 +49,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, life: Life) -> None:
         if not settings.model:
             raise SettingError("worker.model is not given: name a tail file, or a whole model (--model FILE)")
+        check_address(settings.host)
         self._settings, self._life = settings, life
         self.link_listener = listen(settings.host, settings.port)
         self.stand_in = StandIn(settings) if settings.emulate or settings.faults else None
@@ -150,6 +152,15 @@ def with_tail(settings: Settings, life: Life, announce: Callable[[str], None]) -
 
     path = TailFetch(source, settings.data_dir / TAILS_FOLDER, tell, life.stopping.is_set).run()
     return replace(worker, model=str(path))
+
+
+def check_address(host: str) -> None:
+    """Raises SettingError unless only this machine, or a neighbour at a cable, can reach `host`."""
+    if host != "localhost" and not may_connect(host):
+        raise SettingError(
+            f"worker.host = {host!r} (OUTRIGGER_LISTEN_HOST, --host): it must be an address of loopback or of a cable "
+            f"(link-local: 169.254.x.x, fe80::), for the worker's protocol has no key; 127.0.0.1 is this machine"
+        )
 
 
 def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from common.config import Settings, find_file, load_settings
+from common.errors import SettingError
 from services.cli.progress import ByteProgress
 from services.launch.launch import launch
 
 OPTIONS = (
     click.option(
         "--model",
-        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
         help="GGUF file to serve.  [the embedded SmolLM2-135M-Instruct]",
     ),
     click.option("--host", "http_host", metavar="ADDRESS", help="Address of the API.  [127.0.0.1]"),
@@ -53,6 +53,10 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def settings_of(flags: dict[str, Any]) -> Settings:
     """The settings of this start, from file, environment and these flags."""
+    if flags.get("model") == "":
+        raise SettingError(
+            "--model '' names no file: name a GGUF file, or leave the flag out for the embedded model"
+        )
     if flags.pop("no_worker"):
         flags["split"] = "off"
     return load_settings(find_file(os.environ), os.environ, flags)

@@ -39,6 +39,21 @@ class Job:
     top_logprobs: int | None = None
 
 
+def read_template(file: str) -> str:
+    """The text of the Jinja file that settings name. Raises SettingError when it cannot be read, or is empty."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(
+            f"gateway.chat_template: cannot read {file}: {error}; name a Jinja file (OUTRIGGER_CHAT_TEMPLATE)"
+        ) from error
+    if not text.strip():
+        raise SettingError(
+            f"gateway.chat_template: {file} is empty; name a Jinja file (OUTRIGGER_CHAT_TEMPLATE)"
+        )
+    return text
+
+
 class PromptReader:
     """Turns requests for one model into jobs."""
 
@@ -64,12 +79,7 @@ class PromptReader:
         template_file: Jinja file used in place of the model's chat template; empty for none. Raises SettingError when
         it cannot be read.
         """
-        try:
-            template = Path(template_file).read_text(encoding="utf-8") if template_file else None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(
-                f"chat_template: cannot read {template_file}: {error}; name a Jinja file"
-            ) from error
+        template = read_template(template_file) if template_file else None
         return cls(path.stem, Vocabulary.load(path), template)
 
     def job(self, request: GenerationRequest, *, n_ctx: int, fresh_seed: int) -> Job:

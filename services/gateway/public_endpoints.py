@@ -59,7 +59,6 @@ def plan_endpoints(settings: ZmqSettings, run_dir: Path, *, has_api_key: bool) -
     keys = keys_of(settings)
     ask, events = (ipc_endpoint(run_dir / name) for name in (PUBLIC_SOCKET, EVENTS_SOCKET))
     if has_api_key and keys is None:
-        _log.warning("zmq over tcp stays closed", reason="an API key is set and no CURVE keys; ipc is open")
         return Endpoints((ask,), (events,), None)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     over_tcp = [f"tcp://{host}:{port}" for port in (settings.port, settings.events_port)]
@@ -76,6 +75,8 @@ async def open_endpoints(
     `watch` gets a coroutine of each socket that raises when its reading fails.
     """
     listens = {}
+    if not any(endpoint.startswith("tcp://") for endpoint in where.ask):
+        _log.warning("zmq over tcp stays closed", reason="an API key is set and no CURVE keys; ipc is open")
     for purpose, opener, endpoints in (
         ("zmq", door.listen, where.ask),
         ("zmq_events", events.listen, where.events),

@@ -1,9 +1,9 @@
 """Messages to prompt text, by the chat template that the model file carries.
 
 Templates come from model files, so they run in a sandbox (template_sandbox.py): nothing outside is in reach, and one
-that does not end is ended. They find what such templates are written for: messages, bos_token, eos_token, add_generation_prompt, raise_exception,
-strftime_now, a tojson that leaves text readable, break and continue. Pure but for the clock that is handed in.
-Called by prompt.py.
+that does not end is ended. They find what such templates are written for: messages, bos_token, eos_token,
+add_generation_prompt, raise_exception, strftime_now, a tojson that leaves text readable, break and continue. Pure but
+for the clock that is handed in. Called by prompt.py.
 """
 
 from __future__ import annotations

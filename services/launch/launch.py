@@ -14,15 +14,14 @@ from pathlib import Path
 
 from common.config import Settings, to_environ
 from common.crash_note import remove_notes
-from common.errors import ModelError
 from common.log import configure_log, get_log
-from common.model.spec import ModelSpec
 from services.launch.lock import RunLock
 from services.launch.logs import log_path, set_aside
 from services.launch.ports import check_ports, free_ports
 from services.launch.programs import Program, programs_for, starts_worker, with_local_worker
 from services.launch.roster import Roster
 from services.launch.running import Launch
+from services.launch.start_check import check_start
 from services.launch.tail import tail_for
 from services.launch.words import ready_text
 from services.runtime.guard import Guard
@@ -50,7 +49,9 @@ def launch(settings: Settings, say: Callable[[str], None], cutting: Cutting, *, 
                 f"an earlier run here (pid {lock.left_behind.get('pid')}) was killed; what it left is cleared"
             )
         model = Path(settings.host.model)
-        check_model(model)
+        missing = check_start(settings)
+        for sentence in missing:
+            say(sentence)
         local = starts_worker(settings)
         check_ports(settings, local_worker=local)
         worker = "none"
@@ -64,8 +65,9 @@ def launch(settings: Settings, say: Callable[[str], None], cutting: Cutting, *, 
 
         def ready(roster: Roster, seconds: float) -> str:
             return ready_text(
-                http=roster.listens["gateway"]["http"],
+                listens=roster.listens["gateway"],
                 model=model,
+                chats=not missing,
                 worker=worker,
                 run_dir=run_dir,
                 seconds=seconds,
@@ -76,19 +78,6 @@ def launch(settings: Settings, say: Callable[[str], None], cutting: Cutting, *, 
         return run_programs(settings, programs_for(settings, local), lock, say, ready)
     finally:
         lock.release()
-
-
-def check_model(path: Path) -> None:
-    """Raises ModelError before anything is started, when `path` is not a whole model of a supported architecture."""
-    if not path.is_file():
-        what = f"{path} is not a file" if path.exists() else f"there is no model file {path}"
-        raise ModelError(f"{what}: run `make setup`, or name another with --model")
-    spec = ModelSpec.read(path)
-    if len(spec.layers) < spec.n_layer_full:
-        raise ModelError(
-            f"{path} holds layers {spec.layers.start} to {spec.layers.stop - 1} of {spec.n_layer_full}: it is a "
-            f"worker's tail. The host needs the model it was cut from; the tail is for `outrigger worker --model`"
-        )
 
 
 def run_programs(

@@ -1,7 +1,7 @@
 """One child process: its output to a log, its progress to the eye, its failure to a sentence.
 
-On a terminal one live line shows the elapsed time and what goes on; elsewhere a line appears every 15 seconds, so that
-a log of a build machine shows that it lives. A step that takes under two seconds shows only that it is done.
+On a terminal one live line shows the elapsed time and what goes on; elsewhere a line appears every five seconds, so
+that a log of a build machine shows that it lives. A step that takes under two seconds shows only that it is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, TextIO
 from services.setup.checks import SetupError
 
 QUIET_S = 2.0
-LINE_EVERY_S = 15.0
+LINE_EVERY_S = 5.0
 TAIL_LINES = 12
 TAIL_CHARACTERS = 160
 ERROR_LINE = re.compile(r"\b(error|fatal error|FAILED):")

@@ -15,6 +15,7 @@ from common.errors import (
     NonFiniteError,
     PositionError,
     RemoteProtocolError,
+    SettingError,
 )
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
@@ -22,6 +23,7 @@ from common.wire.frames import RESIDUAL, encode
 from common.wire.layout import Payload
 from common.wire.messages import ROWS_KV, ROWS_STATE, WANT_LOGITS, WANT_ROWS, WANT_STATE
 from common.wire.rows import decode_rows, encode_rows
+from device.worker import check_address
 
 from .conftest import N_CTX
 from .host_end import chunk2, host_end, mirror_at, split_output
@@ -191,3 +193,14 @@ def test_base_messages(case, host, dtype):
 def test_base_greetings_that_do_not_fit(case, host, changes, words):
     refused = host.ask(base_hello(case, **changes))
     assert isinstance(refused, base.Err) and words in refused.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "some.host", ""])
+def test_a_worker_never_listens_where_strangers_are(host):
+    with pytest.raises(SettingError, match=r"OUTRIGGER_LISTEN_HOST.*loopback or of a cable"):
+        check_address(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "169.254.1.2", "fe80::1%en5"])
+def test_a_worker_listens_here_and_at_a_cable(host):
+    check_address(host)

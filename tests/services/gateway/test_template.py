@@ -88,7 +88,7 @@ def test_reserved_names_cannot_be_replaced(name):
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{% for i in range(9) %}{{ m(n - 1) if n else '' }}{% endfor %}{% endmacro %}{{ m(90) }}",
         "{{ 'x' * 1000000000000 }}",
         "{{ [0] * 1000000000000 }}",

@@ -189,8 +189,14 @@ def test_free_ports_are_free_and_differ():
 def test_the_pasted_request_is_a_whole_shell_command(tmp_path):
     model = tmp_path / "it's a model.gguf"
     text = ready_text(
-        http="http://127.0.0.1:1",
+        listens={
+            "http": "http://127.0.0.1:1",
+            "zmq_ipc": "ipc:///r/public",
+            "zmq": "tcp://127.0.0.1:5570",
+            "zmq_events_ipc": "ipc:///r/events",
+        },
         model=model,
+        chats=True,
         worker="none",
         run_dir=tmp_path,
         seconds=1.23,
@@ -202,3 +208,7 @@ def test_the_pasted_request_is_a_whole_shell_command(tmp_path):
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:1/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's a model"
     assert "Bearer $OUTRIGGER_API_KEY" in text
+    assert "  zmq     tcp://127.0.0.1:5570  ipc:///r/public\n  events  ipc:///r/events\n" in text
+    words = shlex.split(curl_line("http://127.0.0.1:1", "m", chats=False).replace("\\\n", " "))
+    assert words[2] == "http://127.0.0.1:1/v1/completions"
+    assert json.loads(words[words.index("-d") + 1])["prompt"]

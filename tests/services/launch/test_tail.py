@@ -14,7 +14,7 @@ from common.model.geometry import preset
 from common.model.spec import ModelSpec
 from common.model.split import plan_split, write_tail
 from common.model.synthetic import write_synthetic
-from services.launch.launch import check_model
+from services.launch.start_check import check_model
 from services.launch.tail import lowest_layer, tail_for
 
 
