@@ -60,10 +60,13 @@ bench: ## measure the engine and the split on this machine (ARGS="--quick" for m
 	@$(OUTRIGGER) bench engine $(ARGS)
 	@$(OUTRIGGER) bench split $(ARGS)
 
-verify: ## same tokens with a worker, without one, with one that dies mid-read; hostile frames
+verify: ## same tokens with a worker, without one, with one that dies mid-read; hostile frames; Core ML pages
 	$(SET_UP) --quiet --model gemma3-270m
 	@$(OUTRIGGER) verify $(ARGS)
 	@$(OUTRIGGER) verify $(ARGS) --fuzz
+	$(SET_UP) --quiet --with coreml
+	@$(OUTRIGGER) verify $(ARGS) --frozen
+	@$(PYTEST) -m coreml tests/device/coreml
 
 split: ## write a worker's part of a model: make split ARGS="MODEL.gguf TAIL.gguf -L 40"
 	$(SET_UP) --quiet
