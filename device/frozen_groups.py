@@ -7,7 +7,7 @@ and is attended like the others.
     frozen = open_frozen("interpreter", shape, rows, folder, budget_bytes)
     frozen.held(layer, n_keys)                                   # as rows arrive
     asked = frozen.ask(layer, q, scale, n_tokens, range(0, 5))   # asked.groups: do not attend these
-    partials = asked.wait()                                      # {group: PartialAttention}
+    parts = asked.complete(range(0, 5), attend_here)             # all five; or wait() for what it was given to
 
 Knows device.coreml; knows nothing of links, and nothing of where rows are kept. Called by the page store and by
 frozen_source.py.
@@ -79,6 +79,33 @@ class FrozenAnswer:
             self.keys = len(answers) * self._group_tokens
             self.ms = 1000 * ((self._asked.ended_s or time.perf_counter()) - self._began_s)
         return {page: PartialAttention(each.m, each.l, each.o) for page, each in answers.items()}
+
+    def complete(
+        self, groups: range, attend_here: Callable[[range], Sequence[PartialAttention]]
+    ) -> list[PartialAttention]:
+        """The partials of all `groups`, the oldest first.
+
+        `attend_here` attends what was not given away, a run of consecutive groups at a time, while programs compute, and
+        then what failed meanwhile.
+        """
+        parts: dict[int, PartialAttention] = {}
+        for run in runs_of(set(groups) - set(self.groups)):
+            parts |= dict(zip(run, attend_here(run), strict=True))
+        parts |= self.wait()
+        for run in runs_of(set(groups) - set(parts)):
+            parts |= dict(zip(run, attend_here(run), strict=True))
+        return [parts[group] for group in groups]
+
+
+def runs_of(numbers: set[int]) -> list[range]:
+    """The numbers as ranges of consecutive ones, in order."""
+    runs: list[range] = []
+    for number in sorted(numbers):
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
 
 
 class FrozenGroups:

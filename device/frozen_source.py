@@ -78,12 +78,9 @@ class FrozenSource:
         query, asked = self._asked
         self._asked = None
         end = -(-query.rows.end // self.groups.shape.group_tokens)
-        parts: dict[int, PartialAttention] = {}
-        self._attend_here(query, set(range(end)) - set(asked.groups), parts)
-        parts |= asked.wait()
+        parts = asked.complete(range(end), lambda run: self._attend_here(query, run))
         self.keys += asked.keys
-        self._attend_here(query, set(range(end)) - set(parts), parts)
-        return [parts[group] for group in range(end)]
+        return parts
 
     def build(self, n_keys: int) -> None:
         """Builds what is worth having of the first n_keys keys, now and in this thread; see also groups.start."""
@@ -104,11 +101,10 @@ class FrozenSource:
         self._local = local
         return [self]
 
-    def _attend_here(self, query: PageQuery, groups: set[int], parts: dict[int, PartialAttention]) -> None:
-        """Adds the partials of `groups`, by ordinary kernels, a run of consecutive ones at a time."""
-        for run in runs_of(groups):
-            pages = run.start * self._group_pages, run.stop * self._group_pages
-            parts |= dict(zip(run, self._local.attend_pages(query, *pages), strict=True))
+    def _attend_here(self, query: PageQuery, groups: range) -> list[PartialAttention]:
+        """The partials of some groups by ordinary kernels."""
+        n = self._group_pages
+        return self._local.attend_pages(query, groups.start * n, groups.stop * n)
 
     def rows(self, layer: int, first: int, n: int) -> Rows:
         """Stored rows of a layer, for programs; see RowsOf."""
@@ -116,14 +112,3 @@ class FrozenSource:
         k, v = span.export_rows(first, first + n, state=False)
         k_rows, v_rows = (np.frombuffer(rows.data, np.uint8).reshape(n, rows.row_bytes) for rows in (k, v))
         return k_rows, v_rows, k.ggml_type
-
-
-def runs_of(numbers: set[int]) -> list[range]:
-    """The numbers as ranges of consecutive ones, in order."""
-    runs: list[range] = []
-    for number in sorted(numbers):
-        if runs and runs[-1].stop == number:
-            runs[-1] = range(runs[-1].start, number + 1)
-        else:
-            runs.append(range(number, number + 1))
-    return runs

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.attention.partial import fold_all
+from common.attention.partial import PartialAttention, fold_all
 from common.config import WorkerSettings
 from common.errors import EngineError, PageLoadError, SettingError
 from common.wire.frozen import FrozenReport
@@ -18,7 +18,7 @@ from device.coreml.accuracy import BOUNDS, Inputs, attend_float64, make_inputs, 
 from device.coreml.frozen.runtime import KernelRuntime
 from device.coreml.geometry import PageGeometry
 from device.coreml.page_program import PagePartial
-from device.frozen_groups import FrozenShape, open_by_settings, open_frozen
+from device.frozen_groups import FrozenShape, open_by_settings, open_frozen, runs_of
 
 T, N_GROUPS, LAYERS = 256, 6, (3, 7)
 SHAPE = FrozenShape(LAYERS, n_head_kv=2, head_dim=32, n_rows=3, group_tokens=T)
@@ -171,3 +171,42 @@ def test_modes_and_sizes_that_cannot_be(tmp_path):
     if not toolchain.runtime_available():
         with pytest.raises(PageLoadError, match="Core ML runs on macOS"):
             open_frozen("coreml", SHAPE, rows, tmp_path, AMPLE)
+
+
+def test_completing_attends_what_was_not_given_away_and_what_failed(frozen, inputs):
+    attended = []
+
+    def here(run):
+        attended.append(run)
+        return [ordinary(inputs, group) for group in run]
+
+    groups = frozen(shares=((1, 0.5),))
+    whole = fold_all(
+        groups.ask(3, unscaled(inputs), SCALE, 1, range(N_GROUPS)).complete(range(N_GROUPS), here)
+    )
+    assert attended == [range(3, 6)]
+    assert max(row_errors(PagePartial(whole.m, whole.l, whole.o), attend_float64(inputs))) < 1e-4
+
+
+def test_completing_attends_again_what_failed(frozen, inputs):
+    attended = []
+    asked = frozen(runtime=Breaking()).ask(3, unscaled(inputs), SCALE, 1, range(N_GROUPS))
+
+    def here(run):
+        attended.append(run)
+        return [ordinary(inputs, group) for group in run]
+
+    whole = fold_all(asked.complete(range(N_GROUPS), here))
+    assert asked.groups == tuple(range(N_GROUPS)) and attended == [range(6)]
+    assert max(row_errors(PagePartial(whole.m, whole.l, whole.o), attend_float64(inputs))) < 1e-4
+
+
+def ordinary(inputs, group):
+    """One group by arithmetic that is not the product's."""
+    part = slice(group * T, (group + 1) * T)
+    out, lse = attend_float64(Inputs(inputs.queries, inputs.k[:, part], inputs.v[:, part]))
+    return PartialAttention(*(x.astype(np.float32) for x in (lse, np.ones_like(lse), out)))
+
+
+def test_runs():
+    assert runs_of({5, 1, 2, 3, 7}) == [range(1, 4), range(5, 6), range(7, 8)] and runs_of(set()) == []

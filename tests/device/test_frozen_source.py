@@ -10,7 +10,7 @@ from common.errors import EngineError
 from common.model.geometry import Geometry
 from common.model.synthetic import write_synthetic
 from device.coreml.frozen.runtime import KernelRuntime
-from device.frozen_source import FrozenOptions, FrozenSource, runs_of
+from device.frozen_source import FrozenOptions, FrozenSource
 
 N_VOCAB, N_CTX, N_READ, N_DECODED, T = 100, 1024, 600, 6, 256
 TOKENS = np.random.default_rng(5).integers(0, N_VOCAB, N_CTX).astype(np.int32)
@@ -141,7 +141,3 @@ def test_closed_it_attends_no_more(plain, engine, tmp_path):
     sequence.close()
     with pytest.raises(EngineError, match="frozen pages are off"):
         FrozenSource(engine, engine.sequence(512), FrozenOptions("off", tmp_path, 1 << 30))
-
-
-def test_runs():
-    assert runs_of({5, 1, 2, 3, 7}) == [range(1, 4), range(5, 6), range(7, 8)] and runs_of(set()) == []
