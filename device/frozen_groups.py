@@ -85,7 +85,7 @@ class FrozenAnswer:
     ) -> list[PartialAttention]:
         """The partials of all `groups`, the oldest first.
 
-        `attend_here` attends what was not given away, a run of consecutive groups at a time, while programs compute, and
+        `attend_here` attends what was not given away, a run of consecutive groups at a time, while programs compute;
         then what failed meanwhile.
         """
         parts: dict[int, PartialAttention] = {}

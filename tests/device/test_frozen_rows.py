@@ -1,4 +1,4 @@
-"""Aim: rows taken out of pages are the rows that were put in. Method: the arithmetic by which the engine fills pages."""
+"""Aim: rows taken out of pages are those that were put in. Method: the arithmetic by which the engine fills pages."""
 
 import numpy as np
 
