@@ -47,6 +47,9 @@ class ResidualChannel(Protocol):
     def recv(self, timeout_s: float | None) -> Any | None:
         """The next message (with .message and .frames), or None after timeout_s."""
 
+    def losses(self) -> int:
+        """How often the connection to the far end went down so far."""
+
 
 @dataclass(frozen=True)
 class TailRan:
@@ -109,6 +112,7 @@ class RemoteSpan:
         self.mirror = Mirror()
         self.late_answers = 0
         self._channel, self._tickets, self._clock = channel, tickets, clock
+        self._losses = channel.losses()
         self._asked: deque[tuple[int, _Asked]] = deque()
         self._worker_s: float | None = None
 
@@ -158,6 +162,8 @@ class RemoteSpan:
         ticket, asked = self._asked[0]
         received = self._next_answer(ticket, timeout_s)
         if received is None:
+            if self._channel.losses() != self._losses:
+                raise LinkDownError("the bridge went away before it answered")
             self._check_deadline(asked)
             return None
         self._asked.popleft()

@@ -115,6 +115,12 @@ class BlockingAsker(_BlockingChannel):
         """Send to the owner; waits up to `wait_s` for a connection or for room, then raises the route's error."""
         self._send_within(message, arrays, b"", wait_s)
 
+    def losses(self) -> int:
+        """How often the connection to the owner went down so far; what was unanswered then stays so."""
+        while self._monitor.poll(0):
+            self._noticed(self._monitor.recv_multipart())
+        return self._n_losses
+
 
 class BlockingOwner(_BlockingChannel):
     """The binding end of a route, for a thread. `endpoint` holds the real port when 0 was asked for."""

@@ -75,6 +75,7 @@ class Channel:
         self.endpoint = endpoint
         self.connected = False
         """Whether the socket has a peer that shook hands (askers only)."""
+        self._n_losses = 0
         self._closed = False
         self._lock_fd = -1
         # A channel with keys has a context of its own, because the judge of client keys serves a whole context.
@@ -133,6 +134,7 @@ class Channel:
         elif event == zmq.EVENT_DISCONNECTED:
             if self.connected:
                 self.connected = False
+                self._n_losses += 1
                 self.conversation.lost_peer("the connection went down")
         else:
             self.conversation.refused("the handshake failed: wrong keys, or not one of ours")

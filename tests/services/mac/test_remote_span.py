@@ -29,6 +29,7 @@ class FarEnd:
 
     def __init__(self):
         self.sent, self.answers, self.now_s = [], deque(), 0.0
+        self.n_losses = 3
 
     def send(self, message, *arrays):
         self.sent.append((message, arrays))
@@ -38,6 +39,9 @@ class FarEnd:
             return self.answers.popleft()
         self.now_s += timeout_s
         return None
+
+    def losses(self):
+        return self.n_losses
 
     def clock(self):
         return self.now_s
@@ -174,6 +178,20 @@ def test_silence_is_a_failure_after_the_deadline_and_not_before():
         assert span.wait(10) is None
     with pytest.raises(LinkDeadlineError, match="no answer"):
         span.wait(20)
+
+
+def test_a_bridge_that_went_away_is_noticed_at_once_and_what_came_home_before_counts():
+    far, span = make_span()
+    start(span, 0)
+    start(span, 16)
+    far.answer(*done(1, 16, tail_sections(0, 16, False)))
+    far.n_losses += 1
+    assert span.wait(0.0).end == 16
+    with pytest.raises(LinkDownError, match="bridge went away"):
+        span.wait(0.0)
+    next_life = RemoteSpan(far, ROWS, link_epoch=8, window=2, tickets=itertools.count(9), clock=far.clock)
+    start(next_life)
+    assert next_life.wait(0.1) is None
 
 
 @given(st.floats(0, 1000), st.integers(1, 16))

@@ -51,6 +51,9 @@ class TailTwin:
         except queue.Empty:
             return None
 
+    def losses(self) -> int:
+        return 0
+
     def close(self) -> None:
         self._inbox.put(None)
         self._thread.join()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -62,6 +63,21 @@ def test_a_deadline_returns_nothing_and_the_late_message_is_still_there(run_dir)
         peer = owner.recv(WAIT_S).peer
         owner.send(m.MirrorAt(1, 1, 5), to=peer)
         assert asker.recv(WAIT_S).message.n_valid == 5
+
+
+def test_an_asker_counts_how_often_its_owner_went_away(run_dir):
+    endpoint = route_endpoint(run_dir, RESIDUAL)
+    with BlockingAsker(RESIDUAL, endpoint) as asker:
+        for n_losses in range(2):
+            with BlockingOwner(RESIDUAL, endpoint) as owner:
+                asker.send(m.RewindMirror(1, 1, 0), wait_s=WAIT_S)
+                assert owner.recv(WAIT_S).message == m.RewindMirror(1, 1, 0)
+                assert asker.losses() == n_losses
+            give_up_at = time.monotonic() + WAIT_S
+            while asker.losses() == n_losses:
+                assert time.monotonic() < give_up_at
+                assert asker.recv(0.01) is None
+            assert asker.losses() == n_losses + 1
 
 
 def test_a_thread_waits_for_its_route_and_other_sockets_at_once(run_dir):
