@@ -34,6 +34,7 @@ from .log import complaints, forget_complaints
 AMX_LAYOUT = "AMX"
 AMX_PROBE_SECONDS_MAX = 60
 N_THREADS_MAX = 512
+CACHE_LINE_BYTES = 64
 POLL_PERCENT = 50
 """How long an idle pool thread spins before it sleeps: ggml's own default."""
 
@@ -98,6 +99,7 @@ class Backend:
             raise EngineError(f"n_threads is {n_threads}; allowed are 1 to {N_THREADS_MAX}")
         self.device, self.n_threads = device, n_threads
         self._pool: int | None = None
+        self._work = _aligned(0)
         self._ptr: int | None = lib.ggml_backend_dev_init(device.ptr, None)
         if not self._ptr:
             raise EngineError(f"device {device.name} did not start: {complaints('no reason given')}")
@@ -113,8 +115,6 @@ class Backend:
         self._pool = lib.ggml_threadpool_new(C.byref(params))
         if not self._pool:
             raise OutOfMemoryError(f"no pool of {self.n_threads} threads could be started")
-        lib.ggml_backend_cpu_set_n_threads(self._ptr, self.n_threads)
-        lib.ggml_backend_cpu_set_threadpool(self._ptr, self._pool)
 
     @property
     def name(self) -> str:
@@ -130,16 +130,30 @@ class Backend:
 
         Other Python threads run meanwhile.
         """
-        fewer = n_threads is not None and n_threads < self.n_threads and self.device.is_cpu
-        if fewer:
-            lib.ggml_backend_cpu_set_n_threads(self._ptr, n_threads)
-        status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
-        if fewer:
-            lib.ggml_backend_cpu_set_n_threads(self._ptr, self.n_threads)
+        if self.device.is_cpu:
+            status = self._compute_here(graph_ptr, min(n_threads or self.n_threads, self.n_threads))
+        else:
+            status = lib.ggml_backend_graph_compute(self._ptr, graph_ptr)
         if status != STATUS_SUCCESS:
             raise EngineError(
                 f"{self.name} failed to compute (status {status}): {complaints('no reason given')}"
             )
+
+    def _compute_here(self, graph_ptr: int, n_threads: int) -> int:
+        """Runs a graph on the CPU in work memory of ours, which begins where a cache line does. Returns the status.
+
+        The library's own work memory lies wherever the heap puts it. Flash attention keeps its queries and sums there;
+        when each of them straddles two lines, a read at depth takes a third longer (docs/measurements.md).
+        """
+        plan = lib.ggml_graph_plan(graph_ptr, n_threads, self._pool)
+        if not 1 <= plan.n_threads <= n_threads:
+            raise EngineError(
+                f"the library plans for {plan.n_threads} threads of {n_threads}: not the pinned version"
+            )
+        if plan.work_size > self._work.nbytes:
+            self._work = _aligned(plan.work_size)
+        plan.work_data = self._work.ctypes.data
+        return lib.ggml_graph_compute(graph_ptr, C.byref(plan))
 
     def map_host_memory(self, memory: np.ndarray, tensor_bytes_max: int) -> int | None:
         """A buffer over memory that is mapped already (a model file), page-aligned; None when the device cannot."""
@@ -156,6 +170,18 @@ class Backend:
         if self._pool:
             lib.ggml_threadpool_free(self._pool)
         self._ptr = self._pool = None
+
+
+def _aligned(n_bytes: int) -> np.ndarray:
+    """u8 [n_bytes] that begins on a cache line. Raises OutOfMemoryError."""
+    try:
+        memory = np.empty(n_bytes + CACHE_LINE_BYTES, np.uint8)
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"no memory for {n_bytes} bytes of work space; choose a smaller ubatch"
+        ) from error
+    offset = -memory.ctypes.data % CACHE_LINE_BYTES
+    return memory[offset : offset + n_bytes]
 
 
 def extra_layouts(device: Device) -> dict[str, int]:

@@ -83,6 +83,20 @@ class ThreadpoolParams(C.Structure):
     ]
 
 
+class ComputePlan(C.Structure):
+    """struct ggml_cplan"""
+
+    _fields_ = [
+        ("work_size", C.c_size_t),
+        ("work_data", C.c_void_p),
+        ("n_threads", C.c_int),
+        ("threadpool", C.c_void_p),
+        ("abort_callback", C.c_void_p),
+        ("abort_callback_data", C.c_void_p),
+        ("use_ref", C.c_bool),
+    ]
+
+
 class DeviceCaps(C.Structure):
     """struct ggml_backend_dev_caps"""
 
@@ -111,7 +125,11 @@ class DeviceProps(C.Structure):
 
 LOG_CALLBACK = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 
-_BY_VALUE = {"ggml_init_params": InitParams, "gguf_init_params": GgufInitParams}
+_BY_VALUE = {
+    "ggml_init_params": InitParams,
+    "gguf_init_params": GgufInitParams,
+    "ggml_cplan": ComputePlan,
+}
 _HANDLES = {
     "ggml_backend_t",
     "ggml_backend_buffer_t",

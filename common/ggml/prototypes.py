@@ -92,8 +92,8 @@ void ggml_threadpool_params_init(ggml_threadpool_params * p, int n_threads);
 ggml_threadpool * ggml_threadpool_new(ggml_threadpool_params * params);
 void ggml_threadpool_free(ggml_threadpool * threadpool);
 bool ggml_backend_is_cpu(ggml_backend_t backend);
-void ggml_backend_cpu_set_n_threads(ggml_backend_t backend_cpu, int n_threads);
-void ggml_backend_cpu_set_threadpool(ggml_backend_t backend_cpu, ggml_threadpool_t threadpool);
+ggml_cplan ggml_graph_plan(const ggml_cgraph * cgraph, int n_threads, ggml_threadpool * threadpool);
+enum ggml_status ggml_graph_compute(ggml_cgraph * cgraph, ggml_cplan * cplan);
 int ggml_cpu_has_amx_int8(void);
 
 // ggml-alloc.h

@@ -12,7 +12,9 @@ import pytest
 from common.errors import EngineError
 from common.ggml.backend import (
     AMX_LAYOUT,
+    CACHE_LINE_BYTES,
     Backend,
+    _aligned,
     amx_is_safe,
     choose_device,
     devices,
@@ -36,6 +38,12 @@ def test_what_is_not_there_is_refused_by_name() -> None:
     for n in (0, 513):
         with pytest.raises(EngineError, match=f"n_threads is {n}; allowed are 1 to 512"):
             Backend(choose_device("cpu"), n_threads=n)
+
+
+def test_work_memory_begins_on_a_cache_line_whatever_its_size() -> None:
+    for n_bytes in (0, 1, 17, 4096, 1 << 20):
+        memory = _aligned(n_bytes)
+        assert memory.nbytes == n_bytes and memory.ctypes.data % CACHE_LINE_BYTES == 0
 
 
 def test_amx_is_offered_only_where_a_child_survived_it(checkout: Path) -> None:

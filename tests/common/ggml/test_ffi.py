@@ -30,7 +30,7 @@ def header_functions() -> dict[str, str]:
     folder = Path(sysconfig.get_paths()["purelib"]) / "include"
     found = {}
     for header in HEADERS:
-        text = re.sub(r"//[^\n]*", "", (folder / header).read_text())
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", (folder / header).read_text(), flags=re.DOTALL)
         for match in re.finditer(
             r"GGML_(?:BACKEND_)?API\s+([^;{]*?\b(g(?:gml|guf)_\w+)\s*\([^;{]*?\))", text
         ):
