@@ -15,7 +15,7 @@ import shutil
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,48 @@ def mil_types() -> Any:
     return _load("coremltools.converters.mil.mil").types
 
 
-def save_program(program: Any, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def make_multifunction(functions: Mapping[str, Any], default: str) -> Any:
+    """A MIL program of several functions; constants of equal `weight_id` are shared."""
+    program = _load("coremltools.converters.mil.mil").Program()
+    for name, function in functions.items():
+        program.add_function(name, function)
+    program.default_function_name, program.export_as_multifunction = default, True
+    return program
+
+
+def make_function(inputs: Mapping[str, Any], body: Callable[[Mapping[str, Any]], Sequence[Any]]) -> Any:
+    """A MIL function with inputs named at run time: `body` gets their values by name and returns the outputs.
+
+    (`builder().function` reads the names off a Python signature, which a caller with computed names does not have.)
+    """
+    function = _load("coremltools.converters.mil.mil").Function(dict(inputs), coremltools().target.iOS18)
+    with function:
+        function.set_outputs(list(body(function.inputs)))
+    return function
+
+
+def new_symbol() -> Any:
+    """A dimension that is left open until `save_program` is told the shapes of the input."""
+    return _load("coremltools.converters.mil.mil").get_new_symbol()
+
+
+def save_program(
+    program: Any, path: Path, metadata: Mapping[str, str] | None = None, inputs: Sequence[Any] | None = None
+) -> None:
     """Save a MIL program as a .mlpackage at `path` (replaced if it exists), exactly as it was built.
 
     No pass runs: the default pipeline merges equal constants, which breaks templates, and merges a second `read_state`
     into the first, which breaks states. The result depends on the program alone: protobuf maps are written in order and
     the manifest's identifiers are derived, so that equal programs give equal bytes in every process. `metadata` goes
-    into the model's user-defined metadata, which Core ML and Xcode show.
+    into the model's user-defined metadata, which Core ML and Xcode show; `inputs` names the shapes of inputs that have
+    several (coremltools' TensorType with EnumeratedShapes).
     """
     ct = coremltools()
     shutil.rmtree(path, ignore_errors=True)
     with quiet():
         ct.convert(
             program,
+            inputs=inputs,
             convert_to="mlprogram",
             minimum_deployment_target=ct.target.iOS18,
             compute_precision=ct.precision.FLOAT16,
