@@ -30,18 +30,19 @@ from common.limits import MIB
 from common.model.embedded import embedded_model, gemma3_model
 from common.model.synthetic import ensure_preset
 from device.coreml.accuracy import BOUNDS
+from device.coreml.frozen.runtime import InterpreterRuntime
+from device.coreml.reference import Arithmetic
 from device.frozen_source import FrozenOptions, FrozenSource
 from services.bench.frozen_ways import Int8Runtime, Probe, Way
 from services.bench.report import Report
 from services.bench.texts import natural_tokens
 
-ATTENTION_BOUND = BOUNDS["fp32"][0]
-"""Largest error of attention over frozen keys, any row of any layer: what docs/frozen-pages.md states for fp32 sums."""
 LAYER_BOUND = 2e-2
 """Largest relative error of the residual behind a layer that got the same residual. Matrices of quantised weights round
 what attention gives them: exact attention alone moves residuals by up to 0.7e-2."""
 KL_BOUND = 2e-2
 """Largest mean KL in nats; fp32 kernels over the same keys reach 0.5e-2."""
+FP32 = Arithmetic()
 GAP_BOUND = 0.1
 """A top-2 gap, in standard deviations of the logits, that rounding may close: 2 √2 times the 3.5 % of their spread by
 which fp32 kernels over the same keys move each logit. Wider gaps must not change."""
@@ -83,6 +84,8 @@ class FrozenTotals:
     `differences` are choices of frozen pages that changed although their gap is wider than rounding can close.
     """
 
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    """How page programs add."""
     compared: int = 0
     near_ties: int = 0
     ways: list[Way] = field(default_factory=_ways)
@@ -93,11 +96,16 @@ class FrozenTotals:
     def frozen(self) -> Way:
         return self.ways[1]
 
+    @property
+    def attention_bound(self) -> float:
+        """Largest error of attention over frozen keys, any row of any layer: what docs/frozen-pages.md states."""
+        return max(BOUNDS[self.arithmetic.accumulator])
+
     def problems(self) -> list[str]:
         """What is not as it must be, a line each."""
         found = [f"DIFFERENT {text}" for text in self.differences]
         for what, value, bound in (
-            ("attention over frozen keys", self.frozen.attention_max, ATTENTION_BOUND),
+            ("attention over frozen keys", self.frozen.attention_max, self.attention_bound),
             ("a residual behind a layer", self.frozen.layer_max, LAYER_BOUND),
             ("mean KL", self.frozen.kl_mean, KL_BOUND),
         ):
@@ -106,11 +114,11 @@ class FrozenTotals:
         return found
 
 
-def verify_frozen(report: Report) -> FrozenTotals:
+def verify_frozen(report: Report, arithmetic: Arithmetic = FP32) -> FrozenTotals:
     """Compare on every model; the caller decides what a difference means. Raises ModelError, EngineError."""
-    totals, sizes = FrozenTotals(), QUICK if report.quick else FULL
+    totals, sizes = FrozenTotals(arithmetic), QUICK if report.quick else FULL
     for label, path in frozen_models(report.quick):
-        model = verify_model(label, path, sizes, report)
+        model = verify_model(label, path, sizes, report, arithmetic)
         _tell(label, model, report)
         totals.compared += model.compared
         totals.near_ties += model.near_ties
@@ -121,15 +129,22 @@ def verify_frozen(report: Report) -> FrozenTotals:
     return totals
 
 
+def arithmetic_of(accumulator: str) -> Arithmetic:
+    """An assumption about the hardware: fp32 sums, or another accumulator that flushes subnormals, which is worse."""
+    return Arithmetic(accumulator, "kept" if accumulator == "fp32" else "flushed")
+
+
 def frozen_models(quick: bool) -> list[tuple[str, Path]]:
     """(label, file): a llama, a hybrid with the 27B's attention heads and, in a full run, Gemma 3."""
     found = [("smollm2", embedded_model()), ("hybrid-27b-heads", ensure_preset("hybrid-27b-heads"))]
     return found if quick else [*found, ("gemma3-270m", gemma3_model())]
 
 
-def verify_model(label: str, path: Path, sizes: Sizes, report: Report) -> FrozenTotals:
+def verify_model(
+    label: str, path: Path, sizes: Sizes, report: Report, arithmetic: Arithmetic = FP32
+) -> FrozenTotals:
     """All of it on one model."""
-    totals, tokens = FrozenTotals(), natural_tokens(path, sizes.n_all, skip=20_000)
+    totals, tokens = FrozenTotals(arithmetic), natural_tokens(path, sizes.n_all, skip=20_000)
     decoding = Decoding("paged", sizes.group_tokens // PAGES_A_GROUP, PAGES_A_GROUP)
     with Engine.load(path, n_ctx=sizes.n_all, decoding=decoding) as engine:
         report.ran("host", {"model": label, **engine.describe()})
@@ -139,7 +154,7 @@ def verify_model(label: str, path: Path, sizes: Sizes, report: Report) -> Frozen
             for position, n in cut(0, sizes.n_read):
                 span.run(tokens[position : position + n], position)
         report.progress(f"{label}: freezing {sizes.n_read:,} keys, {sizes.group_tokens} a page")
-        with _frozen(engine, sequences[1:], sizes.n_read) as sources:
+        with _frozen(engine, sequences[1:], sizes.n_read, arithmetic) as sources:
             paged, n_free = sequences[0], sizes.n_read + sizes.n_same
             paged.set_sources(Probe(sources, totals.ways).choose)
             for position in range(sizes.n_read, n_free):
@@ -154,12 +169,16 @@ def verify_model(label: str, path: Path, sizes: Sizes, report: Report) -> Frozen
 
 
 @contextmanager
-def _frozen(engine: Engine, sequences: Sequence[EngineSequence], n_keys: int) -> Iterator[list[FrozenSource]]:
+def _frozen(
+    engine: Engine, sequences: Sequence[EngineSequence], n_keys: int, arithmetic: Arithmetic
+) -> Iterator[list[FrozenSource]]:
     """One source for each way but the first, with everything built."""
     with tempfile.TemporaryDirectory(prefix="outrigger-frozen-") as folder:
         scratch, sources = Path(folder), []
         options = (
-            FrozenOptions("interpreter", scratch / "fp16", BUDGET_BYTES, ALL_KEYS),
+            FrozenOptions(
+                "interpreter", scratch / "fp16", BUDGET_BYTES, ALL_KEYS, InterpreterRuntime(arithmetic)
+            ),
             FrozenOptions("kernels", scratch / "fp32", BUDGET_BYTES, ALL_KEYS),
             FrozenOptions("kernels", scratch / "int8", BUDGET_BYTES, ALL_KEYS, Int8Runtime()),
         )
@@ -220,7 +239,7 @@ def _free(
 def _tell(label: str, model: FrozenTotals, report: Report) -> None:
     """One model's figures, a column for each way."""
     report.table(
-        f"{label}: frozen pages against the paged path, {model.compared} tokens freely decoded",
+        f"{label}: frozen pages ({model.arithmetic}) against the paged path, {model.compared} tokens freely decoded",
         ("", *(way.title for way in model.ways)),
         [
             ("attention error, worst row and layer", *(f"{way.attention_max:.1e}" for way in model.ways)),

@@ -7,6 +7,8 @@ read before with reading everything again; --parity compares the engine's logits
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -40,18 +42,25 @@ from services.bench.report import Report, report_options
 @click.option(
     "--frozen", "part", flag_value="frozen", help="Old keys as page programs, against ordinary kernels."
 )
+@click.option(
+    "--accumulator",
+    type=click.Choice(["fp32", "block64", "in-order"]),
+    default="fp32",
+    show_default=True,
+    help="With --frozen: how page programs add; all but fp32 flush subnormals, too.",
+)
 @report_options
-def command(part: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
+def command(part: str, accumulator: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
     """Compare answers that must be equal. Starts its own processes on free ports; nothing running is touched."""
-    run = {
+    parts: dict[str, Callable[..., bool]] = {
         "split": _split,
         "turns": _turns,
         "parity": _parity,
         "faults": _faults,
         "fuzz": _fuzz,
-        "frozen": _frozen,
-    }[part]
-    if not run(as_json=as_json, quick=quick, results_folder=results_folder):
+        "frozen": partial(_frozen, accumulator),
+    }
+    if not parts[part](as_json=as_json, quick=quick, results_folder=results_folder):
         raise SystemExit(1)
 
 
@@ -107,11 +116,11 @@ def _faults(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     return bool(counts.passed)
 
 
-def _frozen(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+def _frozen(accumulator: str, *, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     verify = import_module("services.bench.verify_frozen")
     labels = "+".join(label for label, _path in verify.frozen_models(quick))
     report = Report("verify_frozen", labels, as_json=as_json, quick=quick, results_folder=results_folder)
-    totals = verify.verify_frozen(report)
+    totals = verify.verify_frozen(report, verify.arithmetic_of(accumulator))
     report.figure("compared", totals.compared, compared=totals.compared)
     report.figure("equal", totals.frozen.top1)
     report.figure("near_ties", totals.near_ties)

@@ -9,7 +9,7 @@ import pytest
 from common.model.synthetic import ensure_preset
 from services.bench.frozen_ways import Way, divergence, through_int8
 from services.bench.report import Report
-from services.bench.verify_frozen import ATTENTION_BOUND, FrozenTotals, Sizes, verify_model
+from services.bench.verify_frozen import FrozenTotals, Sizes, verify_model
 
 pytestmark = pytest.mark.model
 
@@ -22,8 +22,8 @@ def test_the_comparison_itself(tmp_path, smollm2):
     assert totals.compared == 6 and not totals.problems()
     assert frozen.keys == fp32.keys == int8.keys == 2 * 2 * 256 * 7  # layers, pages, keys, tokens
     assert set(frozen.attention) == {3, 7} and set(frozen.layers) == set(range(7))
-    assert fp32.attention_max < ordinary.attention_max < ATTENTION_BOUND
-    assert fp32.attention_max < frozen.attention_max < ATTENTION_BOUND < int8.attention_max
+    assert fp32.attention_max < ordinary.attention_max < totals.attention_bound
+    assert fp32.attention_max < frozen.attention_max < totals.attention_bound < int8.attention_max
     assert ordinary.top1 == 6 and ordinary.kl == [0.0] * 6 and ordinary.layer_max == 0.0 < frozen.layer_max
 
 
