@@ -32,6 +32,8 @@ REPORT_EVERY_S = 2.0
 PUMP_STOP_S = 1.0
 WATCH_AGAIN_S = 0.5
 SUSPENDING = "suspending"
+TOLD_MAX = 64
+"""Events of the link that wait to be told; each takes a moment, and one of them is what counts."""
 
 
 class Bridge:
@@ -55,7 +57,7 @@ class Bridge:
         self._say, self._said = say, ""
         self._frozen = FrozenMetrics(metrics)
         self._reported: m.WorkerReported | None = None
-        self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue()
+        self._told: asyncio.Queue[m.LinkUp | m.LinkDown | None] = asyncio.Queue(TOLD_MAX)
         self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(1)
         self._control = ControlClient()
         self._owner = Owner(LINK, endpoint(LINK), on_event=on_bus_event)
@@ -64,8 +66,8 @@ class Bridge:
             fixed_places(settings),
             metrics,
             boot_id=secrets.randbits(63),
-            tell=lambda event: self._from_pump(self._told.put_nowait, event),
-            gone=lambda: self._from_pump(self._told.put_nowait, None),
+            tell=lambda event: self._from_pump(self._note, event),
+            gone=lambda: self._from_pump(self._note, None),
             ended=lambda: self._from_pump(self._pump_ended.set),
             make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
         )
@@ -105,6 +107,14 @@ class Bridge:
                     if self._phases.full():
                         self._phases.get_nowait()  # only the newest matters
                     self._phases.put_nowait(phase)
+
+    def _note(self, event: m.LinkUp | m.LinkDown | None) -> None:
+        """Have it told. When too much waits, the oldest goes: only the newest says how the link stands."""
+        if self._told.full():
+            log.warning(
+                "too many link events at once, the oldest is not told", dropped=str(self._told.get_nowait())
+            )
+        self._told.put_nowait(event)
 
     async def _tell(self) -> None:
         """What the pump found out, to whoever attached last; None: the mac process cannot be reached any more."""

@@ -16,6 +16,7 @@ from common.errors import LinkDeadlineError, OutriggerError
 from common.log import get_log
 from common.wire import messages as m
 from common.wire.routes import GENERATE
+from services.mac.outbox import Outbox
 from services.mac.requests import Request, RequestQueue
 from services.runtime.bus import EventSink, Owner
 from services.runtime.conversation import Received
@@ -40,15 +41,14 @@ class Desk:
         """status: how the host is right now. on_event sees every event of every request, in order."""
         self._queue, self._status, self._on_event = queue, status, on_event
         self._loop = asyncio.get_running_loop()
-        # Bounded by what may go in: one running request with its credit, one answer for each message that came.
-        self._outbox: asyncio.Queue[tuple[bytes, m.Message]] = asyncio.Queue()
         self._listeners: set[bytes] = set()
         self._told: tuple[object, ...] = ()
         self._owner = Owner(GENERATE, endpoint, on_event=on_bus_event)
+        self._outbox = Outbox(lambda message, peer: self._owner.send(message, to=peer), self._lose)
 
     async def run(self) -> None:
         """Serve for ever."""
-        tasks = [asyncio.create_task(part()) for part in (self._take_in, self._send_out, self._tick)]
+        tasks = [asyncio.create_task(part()) for part in (self._take_in, self._outbox.run, self._tick)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -58,12 +58,14 @@ class Desk:
 
     def emit(self, request: Request, message: m.Message) -> None:
         """Send an event of `request` to whom it concerns; may be called from any thread, keeps the order."""
+        if isinstance(message, m.Finished | m.Failed):
+            request.told_end = True
         self._loop.call_soon_threadsafe(self._put, request.peer, message)
 
     async def flush(self) -> None:
         """Return once everything emitted so far has been sent."""
         await asyncio.sleep(0)
-        await self._outbox.join()
+        await self._outbox.flush()
 
     def tell_status(self) -> None:
         """Send the status to everybody who ever spoke to us, if something in it changed."""
@@ -73,15 +75,18 @@ class Desk:
         if now != self._told:
             self._told = now
             for peer in self._listeners:
-                self._outbox.put_nowait((peer, status))
+                self._outbox.put(peer, status)
 
     def _put(self, peer: bytes, message: m.Message) -> None:
-        self._outbox.put_nowait((peer, message))
+        if isinstance(message, m.Finished | m.Failed):
+            self.tell_status()  # first: who hears of the end must not find the request running after it
+        self._outbox.put(peer, message)
         self._on_event(message)
 
     async def _take_in(self) -> None:
         async for received in self._owner:
             self._listeners.add(received.peer)
+            self._outbox.heard(received.peer)
             match received.message:
                 case m.Generate():
                     self._submit(received)
@@ -90,7 +95,7 @@ class Desk:
                 case m.Cancel(request_id=request_id, choice=choice):
                     self._cancel(received.peer, request_id, choice)
                 case m.AskStatus():
-                    self._outbox.put_nowait((received.peer, self._status()))
+                    self._outbox.put(received.peer, self._status())
 
     def _submit(self, received: Received) -> None:
         ask: m.Generate = received.message
@@ -108,21 +113,15 @@ class Desk:
         for request in self._queue.cancel(peer, request_id, choice):
             self._put(peer, _never_started(request))
 
-    async def _send_out(self) -> None:
-        while True:
-            peer, message = await self._outbox.get()
-            try:
-                await self._owner.send(message, to=peer)
-            except OutriggerError as error:
-                self._lose(peer, str(error))
-            finally:
-                self._outbox.task_done()
-
-    def _lose(self, peer: bytes, why: str) -> None:
-        """A peer that is gone, or reads nothing any more: none of its requests is worth computing."""
+    def _lose(self, peer: bytes, why: str) -> list[str]:
+        """A peer that is gone, or does not read: none of its requests is worth computing. Names them."""
         self._listeners.discard(peer)
+        running = self._queue.running_of(peer)
         dropped = self._queue.cancel(peer)
-        log.info("peer lost", error=why, requests_dropped=len(dropped))
+        for request in dropped:
+            self._put(peer, _never_started(request))
+        log.info("peer lost", error=why, requests_dropped=len(dropped), requests_cancelled=len(running))
+        return [request.ask.request_id for request in (*running, *dropped)]
 
     async def _tick(self) -> None:
         while True:

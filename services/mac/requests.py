@@ -37,6 +37,8 @@ class Request:
     """Written by the loop's thread."""
     choices_cancelled: frozenset[int] = frozenset()
     """Choices the client does not want any more; replaced whole by the loop's thread."""
+    told_end: bool = False
+    """Its last event is on the way to the client: for everybody else it is over."""
     n_sent: int = 0
     """Tokens sent, of all choices; written by the compute thread."""
 
@@ -120,7 +122,12 @@ class RequestQueue:
     def counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         with self._changed:
-            return len(self._running), len(self._waiting)
+            return sum(not request.told_end for request in self._running), len(self._waiting)
+
+    def running_of(self, peer: bytes) -> list[Request]:
+        """Requests of `peer` that run and have not told their end."""
+        with self._changed:
+            return [request for request in self._running if request.peer == peer and not request.told_end]
 
     def close(self) -> None:
         """No more turns: take() returns None from now on, and running requests count as cancelled."""

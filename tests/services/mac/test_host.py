@@ -116,6 +116,25 @@ def test_waiting_requests_are_counted_cancelled_and_expired_without_touching_the
     run(talk())
 
 
+def test_who_hears_of_a_requests_end_has_heard_before_that_nothing_runs(tiny_models, run_dir):
+    async def talk():
+        async with running_host(tiny_models["llama"], run_dir, split="off"):
+            gateway = Gateway(run_dir)
+            for name, how in (("a", {}), ("b", {"deadline_s": 0.3, "credit": 1, "max_tokens": 400})):
+                await gateway.ask(range(300), name, **how)
+                running = None
+                while True:
+                    message = (await asyncio.wait_for(gateway.asker.receive(), WAIT_S)).message
+                    if isinstance(message, m.HostStatus):
+                        running = message.requests_running
+                    if isinstance(message, m.Finished | m.Failed):
+                        break
+                assert running in (0, None), f"the newest status before the end of {name} said {running}"
+            await gateway.asker.close()
+
+    run(talk())
+
+
 def test_who_waits_is_told_when_its_place_changes(tiny_models, run_dir):
     async def talk():
         async with running_host(tiny_models["llama"], run_dir, split="off", short_ctx=0) as host:
