@@ -46,8 +46,9 @@ Raises EngineError when the rows are gone."""
 
 MANY_TOKENS = 8
 """Tokens from which on a query takes the larger share."""
-ELSEWHERE = LoadLimits(disk_reserve_bytes=256 * MIB, ask_s_max=60.0)
-"""For runtimes without Core ML's compiler, which writes a gigabyte; and slowness is no reason against an oracle."""
+ELSEWHERE = LoadLimits(disk_reserve_bytes=256 * MIB, ask_s_max=3600.0, deadline_s=3600.0)
+"""For runtimes without Core ML's compiler, which writes a gigabyte; and time is no reason against an oracle, whose machine
+may have slept meanwhile."""
 
 
 @dataclass(frozen=True)

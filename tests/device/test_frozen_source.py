@@ -2,6 +2,8 @@
 Method: a small engine that decodes by pages; logits of the two compared, and to the bit where no program answers.
 """
 
+import time
+
 import numpy as np
 import pytest
 
@@ -141,3 +143,16 @@ def test_closed_it_attends_no_more(plain, engine, tmp_path):
     sequence.close()
     with pytest.raises(EngineError, match="frozen pages are off"):
         FrozenSource(engine, engine.sequence(512), FrozenOptions("off", tmp_path, 1 << 30))
+
+
+def test_the_background_builder_serves_a_sequence_that_decodes(plain, frozen):
+    """Pages come while tokens are decoded; the logits are those of the sequence without, before and after."""
+    sequence, source = frozen("kernels")
+    source.groups.start()
+    span, right = read(sequence), plain()
+    first = span.run(TOKENS[N_READ : N_READ + 1], N_READ, "last")[-1]
+    while source.groups.report().pages["ready"] < 4:
+        time.sleep(0.01)
+    rest = [span.run(TOKENS[p : p + 1], p, "last")[-1] for p in range(N_READ + 1, N_READ + N_DECODED)]
+    assert close_to(np.stack([first, *rest]), right)
+    assert source.keys >= len(source.layers) * (N_DECODED - 1) * 2 * T
