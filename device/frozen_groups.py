@@ -47,8 +47,8 @@ Raises EngineError when the rows are gone."""
 MANY_TOKENS = 8
 """Tokens from which on a query takes the larger share."""
 ELSEWHERE = LoadLimits(disk_reserve_bytes=256 * MIB, ask_s_max=3600.0, deadline_s=3600.0)
-"""For runtimes without Core ML's compiler, which writes a gigabyte; and time is no reason against an oracle, whose machine
-may have slept meanwhile."""
+"""For runtimes without Core ML's compiler, which writes a gigabyte. Time is no reason against an oracle: a machine may
+sleep meanwhile."""
 
 
 @dataclass(frozen=True)
