@@ -1,8 +1,9 @@
 """The check at the first start on a machine: do graphs built here equal stock llama.cpp, to the bit, in this build?
 
-A wheel whose structs or operations differ from what common/ggml declares would compute nonsense or fault. So two tiny
-models of random weights are run beside stock, in a child process (`python -m common.engine.first_start`), because a
-fault ends the process. A pass is remembered by wheel, libraries and processor. Used by services/mac and device/worker.
+A wheel whose structs or operations differ from what common/ggml declares would compute nonsense or fault. So tiny
+models of random weights, one of each architecture, are run beside stock, in a child process
+(`python -m common.engine.first_start`), because a fault ends the process. A pass is remembered by wheel, libraries and
+processor. Used by services/mac and device/worker.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ N_CTX, N_PROMPT, N_GENERATED = 512, 259, 8
 TINY: dict[str, Any] = dict(
     n_layer=4, n_embd=64, n_ff=128, n_head=4, n_head_kv=2, head_dim=32, state_dim=16, n_vocab=200
 )
-
+MODELS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("llama", "q4_0", 2, {}),
+    ("qwen35", "q8_0", 2, {}),
+    # Of eight layers the sixth sees everything, the others the last 64 tokens, far fewer than a prompt.
+    ("gemma3", "q4_0", 6, {"n_layer": 8, "interval": 6, "window": 64, "rope_linear_factor": 8.0}),
+)
+"""Architecture, type of its weights, where it is cut, and what differs from TINY."""
 
 CHILD = (sys.executable, "-m", "common.engine.first_start")
 
@@ -69,7 +76,12 @@ def check_first_start(cache_folder: Path | None = None, child: Sequence[str] = C
 
 def machine_key() -> str:
     """Short hash that changes with the wheel, its libraries' files and the processor."""
-    facts = [WHEEL_VERSION, platform.machine(), *(f"{d.name} {d.description}" for d in devices())]
+    facts = [
+        f"{len(MODELS)} models",
+        WHEEL_VERSION,
+        platform.machine(),
+        *(f"{d.name} {d.description}" for d in devices()),
+    ]
     for name in LIBRARIES:
         status = library_path(name).stat()
         facts.append(f"{name} {status.st_size} {status.st_mtime_ns}")
@@ -77,18 +89,18 @@ def machine_key() -> str:
 
 
 def compare_tiny_models() -> ParityCount:
-    """Both architectures, both layouts, split in the middle, every row of a prompt and some decoding."""
+    """Every architecture, both layouts, split in the middle, every row of a prompt and some decoding."""
     total = ParityCount()
     with tempfile.TemporaryDirectory() as folder:
-        for arch, storage in (("llama", "q4_0"), ("qwen35", "q8_0")):
+        for arch, storage, cut, changes in MODELS:
             path = Path(folder, f"{arch}.gguf")
-            write_synthetic(Geometry(arch=arch, **TINY), path, storage=storage)
+            write_synthetic(Geometry(arch=arch, **(TINY | changes)), path, storage=storage)
             tokens = np.random.default_rng(1).integers(0, TINY["n_vocab"], N_PROMPT).astype(np.int32)
             for weights in LAYOUTS:
                 model = StockModel(path, repack=weights == "repack")
                 stock = StockContext(model, n_ctx=N_CTX)
                 with Engine.load(path, n_ctx=N_CTX, weights=weights, device="cpu") as engine:
-                    total += compare(engine, stock, tokens, N_GENERATED, cuts=[2], logits="all")
+                    total += compare(engine, stock, tokens, N_GENERATED, cuts=[cut], logits="all")
                 stock.close()
                 model.close()
     return total
