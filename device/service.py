@@ -104,12 +104,13 @@ class TailService:
             )
         self.mirror.attach(hello.split_layer)
         spec = self.mirror.spec
-        text = spec.fingerprint_text(hello.split_layer, "f16")
+        output = hello.features & ext.FEATURE_OUTPUT
+        text = spec.fingerprint_text(hello.split_layer, "f16", output=bool(output))
         answer = ext.Hello3Ok(
             ext_min=ext.EXTENSION_VERSION,
             ext_max=ext.EXTENSION_VERSION,
             boot_id=self.terms.boot_id,
-            features=ext.FEATURE_ROW_STATE | ext.FEATURE_SNAPSHOTS,
+            features=ext.FEATURE_ROW_STATE | ext.FEATURE_SNAPSHOTS | output,
             lse_base=ext.LSE_BASE_NATURAL,
             kv_type=KV_TYPE_F16,
             page_tokens=self.terms.page_tokens,

@@ -93,6 +93,21 @@ class HostSettings(Leaf, frozen=True):
     split_tokens_min: Annotated[
         int, _says("shortest read, in new tokens, that uses the worker", ge=2, le=limits.N_CTX_MAX)
     ] = limits.SPLIT_TOKENS_MIN
+    split_decode: Annotated[
+        Literal["on", "off"],
+        _says(
+            "on: the host loads only the layers before split_layer; the worker runs the rest and the output for every "
+            "token, so that a model larger than the host runs, and nothing runs without it"
+        ),
+    ] = "off"
+    split_decode_wait_s: Annotated[
+        float,
+        _says(
+            "seconds that a request waits for a lost worker, with split_decode, before it fails",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 60.0
     split_guard: Annotated[
         Literal["on", "off"],
         _says("whether a read leaves a worker that does not make it faster; off: it takes part all the same"),

@@ -92,8 +92,10 @@ class Engine:
         weights: WeightLayout = "repack",
         device: str = "auto",
         decoding: Decoding = Decoding(),
+        last: int | None = None,
     ) -> Engine:
-        """Loads the layers a GGUF file holds (a whole model or a tail).
+        """Loads the layers a GGUF file holds (a whole model or a tail); of them only [0, last), and no output head,
+        when `last` is given.
 
         n_ctx is rounded up to a multiple of KV_PAD_TOKENS. Raises ModelError for the file, EngineError for everything
         else (OutOfMemoryError when memory is short).
@@ -104,10 +106,12 @@ class Engine:
             raise EngineError(f"n_ubatch is {n_ubatch}; allowed are 1 to {N_CTX_MAX}")
         n_ctx = -(-n_ctx // KV_PAD_TOKENS) * KV_PAD_TOKENS
         spec = ModelSpec.read(path)
+        spec = spec if last is None else spec.head(last)
         passed_over: list[str] = []
         for candidate in devices_for(device):
             backend = Backend(candidate, n_threads)
-            placed = Weights(GgufFile(path), backend, weights, matrices(spec))
+            file, names = GgufFile(path), spec.tensors
+            placed = Weights(file, backend, weights, matrices(spec), names=names, has_output=spec.has_output)
             engine = cls(spec, backend, placed, n_ctx, min(n_ubatch, n_ctx), decoding)
             engine.passed_over = tuple(passed_over)
             try:

@@ -8,6 +8,7 @@ caller says it is. Used by engine.py.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Literal
 
 from common.errors import EngineError
@@ -24,10 +25,21 @@ OUTPUT = "output"
 class Weights:
     """Every tensor of the file by its name, and `output`."""
 
-    def __init__(self, file: GgufFile, backend: Backend, layout: WeightLayout, matrices: set[str]) -> None:
+    def __init__(
+        self,
+        file: GgufFile,
+        backend: Backend,
+        layout: WeightLayout,
+        matrices: set[str],
+        *,
+        names: Collection[str],
+        has_output: bool,
+    ) -> None:
+        """names: the tensors of the file to place; matrices: those that are only multiplied with rows."""
         if layout not in ("repack", "plain"):
             raise EngineError(f"weights is {layout!r}; allowed are repack and plain")
         self._file, self._backend = file, backend
+        self._names, self._has_output = names, has_output
         self._tensors: dict[str, Tensor] = {}
         self._arenas: list[Arena] = []
         self.placement: Counter[str] = Counter()
@@ -52,10 +64,9 @@ class Weights:
 
     def _wanted(self) -> list[tuple[str, str]]:
         """(name here, name in the file) of every tensor to place; the tied output matrix is a tensor of its own."""
-        names = [(name, name) for name in self._file.header.tensors if name != "output.weight"]
-        output = next(
-            (n for n in ("output.weight", "token_embd.weight") if n in self._file.header.tensors), None
-        )
+        names = [(name, name) for name in self._names if name != "output.weight"]
+        candidates = ("output.weight", "token_embd.weight") if self._has_output else ()
+        output = next((name for name in candidates if name in self._names), None)
         return [*names, (OUTPUT, output)] if output else names
 
     def _choose(self, layouts: dict[str, int], name: str, is_matrix: bool) -> str:

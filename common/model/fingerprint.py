@@ -28,10 +28,18 @@ WHOLE_BYTES_MAX = SAMPLES * SAMPLE_BYTES
 """Tensors up to this size are hashed whole, longer ones at SAMPLES places from their beginning to their end."""
 
 
-def fingerprint_text(spec: ModelSpec, first_layer: int, kv_type: str) -> str:
-    """Text of layers [first_layer, n_layer_full). Raises ModelError when the file does not hold all of them."""
+def fingerprint_text(spec: ModelSpec, first_layer: int, kv_type: str, *, output: bool = False) -> str:
+    """Text of layers [first_layer, n_layer_full), and of the output head if it is wanted.
+
+    Raises ModelError when the file does not hold all of them.
+    """
     if first_layer not in spec.layers:
         raise ModelError(f"{spec.path}: layer {first_layer} is not in this file, which holds {spec.layers}")
+    if output and not spec.has_output:
+        raise ModelError(
+            f"{spec.path}: it has no output head (it was split with --no-head), and the host has none either: with "
+            f"split decode the worker's file must hold it"
+        )
     lines = [
         f"{spec.arch} layers {first_layer}..{spec.n_layer_full} n_embd {spec.n_embd} eps {spec.eps:.9g}",
         f"heads {spec.n_head}/{spec.n_head_kv} of {spec.head_dim} kv {kv_type}",
@@ -48,6 +56,10 @@ def fingerprint_text(spec: ModelSpec, first_layer: int, kv_type: str) -> str:
         for layer in range(first_layer, spec.n_layer_full):
             for part in layer_parts(spec, layer):
                 lines.append(_line(file, spec.tensor_name(layer, part), f"{layer}.{part}"))
+        if output:
+            matrix = "output.weight" if "output.weight" in spec.tensors else "token_embd.weight"
+            lines.append(_line(file, "output_norm.weight", "output_norm.weight"))
+            lines.append(_line(file, matrix, "output"))
     finally:
         file.close()
     text = "\n".join(lines)

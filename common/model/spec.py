@@ -8,7 +8,7 @@ handshake.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -122,9 +122,29 @@ class ModelSpec:
         """Name in this file of a layer's tensor (`attn_q.weight`)."""
         return f"blk.{layer - self.layer_start}.{part}"
 
-    def fingerprint_text(self, first_layer: int, kv_type: str = "f16") -> str:
-        """Text that names layers [first_layer, n_layer_full) exactly; see fingerprint.py. Raises ModelError."""
-        return fingerprint_text(self, first_layer, kv_type)
+    def head(self, last: int) -> ModelSpec:
+        """The spec of layers [0, last) alone, without the output head: what a host needs that has no tail.
+
+        Raises ModelError when the file does not begin the model, or has not more layers than that.
+        """
+        if self.layer_start or not 1 <= last < self.layers.stop:
+            raise ModelError(
+                f"{self.path}: it holds {self.layers}, which has no head [0, {last}) to load alone"
+            )
+        others = {f"blk.{layer}." for layer in range(last, self.layers.stop)}
+        kept = {
+            name: info
+            for name, info in self.tensors.items()
+            if not name.startswith("output") and name[: name.find(".", 4) + 1] not in others
+        }
+        return replace(self, kinds=self.kinds[:last], has_output=False, tensors=kept)
+
+    def fingerprint_text(self, first_layer: int, kv_type: str = "f16", *, output: bool = False) -> str:
+        """Text that names layers [first_layer, n_layer_full) exactly; see fingerprint.py. Raises ModelError.
+
+        output: and the output head with them.
+        """
+        return fingerprint_text(self, first_layer, kv_type, output=output)
 
     @classmethod
     def read(cls, path: str | Path) -> ModelSpec:

@@ -27,6 +27,8 @@ EXTENSION_VERSION = 1
 FEATURE_ROW_STATE = 1
 FEATURE_SNAPSHOTS = 2
 FEATURE_F32_PARTIALS = 4
+FEATURE_OUTPUT = 8
+"""The host has no output head: the worker is to give logits, and its fingerprint covers what they come from."""
 LSE_BASE_NATURAL = 1
 
 HELLO3 = (

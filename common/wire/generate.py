@@ -151,9 +151,15 @@ class ReadReport(Part, frozen=True):
     """Causes of worker failures after which work was redone on the host."""
     tokens_returned: int = 0
     """Tokens planned for the worker whose tail the host ran after all, because the worker had become too slow."""
+    tokens_reread: int = 0
+    """Tokens that were run again because the worker was lost, with split decode; every token counts each time."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    decode_head_s: float = 0.0
+    """With split decode: the host's layers over the answer's tokens, each counted once."""
+    decode_worker_s: float = 0.0
+    """And the worker's layers and output; the rest of decode_s is the way between them, and choosing."""
     wait_s: float = 0.0
     """Seconds of the read in which the host had nothing to do but wait for the worker."""
     stages: tuple[UbatchTimes, ...] = ()

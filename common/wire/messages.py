@@ -50,6 +50,8 @@ class LinkHello(Part, frozen=True):
     page_tokens: int = 4096
     group_pages: int = 4
     device: str = ""
+    output: bool = False
+    """The host has no output head: the worker gives the logits, and the text covers its head, too."""
 
 
 class AttachWorker(Message, frozen=True):
@@ -129,7 +131,7 @@ class RunChunk(Message, frozen=True):
 
 
 class ChunkDone(Message, frozen=True):
-    """The tail ran. Frame: ROWS blob of `blob_bytes` (0 when no rows were wanted)."""
+    """The tail ran. Frames: ROWS blob of `blob_bytes` (0 when no rows were wanted); logits f32 [n_logits], if any."""
 
     link_epoch: int
     ticket: int
@@ -139,10 +141,12 @@ class ChunkDone(Message, frozen=True):
     round_trip_ms: float
     """Send of the chunk's first byte to its ack, on the bridge's clock."""
     blob_bytes: int
+    n_logits: int = 0
+    """Of the chunk's last row, when they were wanted: the size of the vocabulary."""
 
     @property
     def frame_bytes(self) -> tuple[int, ...]:
-        return (self.blob_bytes,)
+        return (self.blob_bytes, 4 * self.n_logits) if self.n_logits else (self.blob_bytes,)
 
 
 class PushRows(Message, frozen=True):
@@ -181,6 +185,14 @@ class RowsPulled(Message, frozen=True):
         return (self.blob_bytes,)
 
 
+class TakeSnapshot(Message, frozen=True):
+    """Keep the mirror's recurrent state at n_valid = n: with split decode no state comes home that would be kept."""
+
+    link_epoch: int
+    ticket: int
+    n: int
+
+
 class RewindMirror(Message, frozen=True):
     """Rewind the mirror to the newest point <= n it can go back to (0 empties it)."""
 
@@ -190,7 +202,7 @@ class RewindMirror(Message, frozen=True):
 
 
 class MirrorAt(Message, frozen=True):
-    """Answer to PushRows and RewindMirror: positions [0, n_valid) are valid in the mirror."""
+    """Answer to PushRows, TakeSnapshot and RewindMirror: positions [0, n_valid) are valid in the mirror."""
 
     link_epoch: int
     ticket: int
@@ -268,7 +280,7 @@ GatewayToMac = Generate | GrantTokens | Cancel | AskStatus
 MacToGateway = Queued | PrefillAdvanced | TokenReady | ChoiceFinished | Finished | Failed | HostStatus
 MacToBridge = AttachWorker | DetachWorker | ShowPhase
 BridgeToMac = LinkUp | LinkDown | WorkerReported
-MacToBridgeData = RunChunk | PushRows | PullRows | RewindMirror
+MacToBridgeData = RunChunk | PushRows | PullRows | TakeSnapshot | RewindMirror
 BridgeToMacData = ChunkDone | RowsPulled | MirrorAt | LinkFailed
 ToLaunch = StateChanged | Beat | AskLaunch
 FromLaunch = StateChanged | LaunchStatus

@@ -23,7 +23,7 @@ def greeting(hello: LinkHello, boot_id: int) -> ext.Hello3:
         ext_min=ext.EXTENSION_VERSION,
         ext_max=ext.EXTENSION_VERSION,
         boot_id=boot_id,
-        features=ext.FEATURE_ROW_STATE | ext.FEATURE_SNAPSHOTS,
+        features=ext.FEATURE_ROW_STATE | ext.FEATURE_SNAPSHOTS | (ext.FEATURE_OUTPUT if hello.output else 0),
         lse_base=ext.LSE_BASE_NATURAL,
         kv_type=hello.kv_type,
         page_tokens=hello.page_tokens,
@@ -51,6 +51,10 @@ def accepted(hello: LinkHello, answer: ext.Hello3Ok) -> LinkHello:
         )
     if not answer.features & ext.FEATURE_ROW_STATE:
         raise BasePeerError("the worker has no row state, so it cannot take tail layers")
+    if hello.output and not answer.features & ext.FEATURE_OUTPUT:
+        raise RemoteProtocolError(
+            "the worker gives no logits, which split decode needs: run a newer outrigger there"
+        )
     return LinkHello(
         split_layer=answer.split_layer,
         n_layer_full=answer.n_layer_full,
@@ -63,6 +67,7 @@ def accepted(hello: LinkHello, answer: ext.Hello3Ok) -> LinkHello:
         page_tokens=answer.page_tokens,
         group_pages=answer.group_pages,
         device=answer.device,
+        output=hello.output,
     )
 
 

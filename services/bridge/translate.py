@@ -46,6 +46,8 @@ def to_frame(message: m.MacToBridgeData, arrays: Sequence[memoryview]) -> Frame:
             return ext.Sync2(message.flags, message.n_valid_after, Payload(arrays[0]))
         case m.PullRows():
             return ext.StateRange2(message.p0, message.p1, message.flags)
+        case m.TakeSnapshot():
+            return ext.Snapshot(message.n)
         case m.RewindMirror():
             return ext.Trim2(message.n)
 
@@ -55,7 +57,8 @@ def to_answer(asked: m.MacToBridgeData, answer: Frame, round_trip_s: float) -> A
     epoch, ticket = asked.link_epoch, asked.ticket
     match answer:
         case ext.Chunk2Ack():
-            blob = answer.output.joined()[4 * answer.n_logits :]
+            output, n_logit_bytes = answer.output.joined(), 4 * answer.n_logits
+            blob, logits = output[n_logit_bytes:], output[:n_logit_bytes]
             done = m.ChunkDone(
                 epoch,
                 ticket,
@@ -64,8 +67,9 @@ def to_answer(asked: m.MacToBridgeData, answer: Frame, round_trip_s: float) -> A
                 answer.queue_ms,
                 round_trip_ms=1000 * round_trip_s,
                 blob_bytes=len(blob),
+                n_logits=answer.n_logits,
             )
-            return done, (blob,)
+            return done, (blob, logits) if answer.n_logits else (blob,)
         case ext.StateData2():
             return m.RowsPulled(epoch, ticket, answer.blob.n_bytes), (answer.blob.joined(),)
         case ext.Ok2():

@@ -12,6 +12,10 @@ BENCHES = {
     "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
     "split": ("services.bench.split:command", "Prefill on the host alone against host and worker together."),
+    "split-decode": (
+        "services.bench.split_decode:command",
+        "A token with the head layers alone on the host.",
+    ),
 }
 
 

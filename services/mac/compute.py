@@ -3,7 +3,7 @@
 It owns the engine and the residual channel; nobody else touches them. One request computes at a time: the main lane
 serves any request; the short lane serves a short one while a long one is in the main lane. It emits events and never
 waits for whoever listens. An error fails the request it happened in and never the process. Policy lives elsewhere:
-what next and whose turn in `schedule`, who computes in `pairing`, what a prefix is worth in `grid` and `landmarks`.
+what next and whose turn in `schedule`, who computes in `reading`, what a prefix is worth in `grid` and `landmarks`.
 With nothing else to do, it makes the rows of answers canonical, an ubatch at a time. Started by services.mac.host.
 """
 
@@ -18,8 +18,7 @@ from common.errors import LinkError, OutOfMemoryError, OutriggerError, RequestEr
 from common.log import bound, get_log
 from common.wire import messages as m
 from services.mac.lane import Emit, Lane
-from services.mac.pairing import Pairing
-from services.mac.read import Read
+from services.mac.reading import Reading, Reads
 from services.mac.requests import Request, RequestQueue
 from services.mac.schedule import SHORT_TOKENS_MAX, Balance, Step, short_lane_is_home
 from services.mac.sequence import SNAPSHOT_BYTES_MAX, HeldSequence
@@ -43,7 +42,7 @@ class Compute:
         queue: RequestQueue,
         worker: Worker,
         emit: Emit,
-        pairing: Pairing,
+        reads: Reads,
         *,
         short_sequence: Any | None = None,
         canonical: bool = True,
@@ -51,14 +50,14 @@ class Compute:
         tally: Tally | None = None,
         crash_slot: Slot | None = None,
     ) -> None:
-        """pairing: begins the reads. emit may be called from this thread.
+        """reads: begins the reads. emit may be called from this thread.
 
         short_sequence: a further sequence of the engine for the short lane; without one there is no short lane.
         canonical: run answers again in idle time. snapshot_bytes: cap of the kept recurrent states, of all lanes.
         """
         self.engine, self.queue, self.worker = engine, queue, worker
         self.beat = 0
-        self._emit, self._pairing = emit, pairing
+        self._emit, self._reads = emit, reads
         self._tally = tally or Tally()
         self._crash_slot = crash_slot or Slot()
         self._balance = Balance()
@@ -89,7 +88,7 @@ class Compute:
 
     # --- who is in which lane
 
-    def _new_lane(self, sequence: Any, begin_read: Callable[[HeldSequence, Request], Read]) -> Lane:
+    def _new_lane(self, sequence: Any, begin_read: Callable[[HeldSequence, Request], Reading]) -> Lane:
         held = HeldSequence(sequence, self.worker.split_layer, snapshot_bytes=self._snapshot_bytes)
         return Lane(
             held,
@@ -138,6 +137,7 @@ class Compute:
         with bound(request_id=request.ask.request_id):
             try:
                 lane.enter(request)
+                self._reads.check(request.ask)
             except OutriggerError as error:
                 self._fail(request, error)
                 self.queue.done(lane.leave())
@@ -199,13 +199,13 @@ class Compute:
 
     # --- reads
 
-    def _begin_read(self, sequence: HeldSequence, request: Request) -> Read:
+    def _begin_read(self, sequence: HeldSequence, request: Request) -> Reading:
         """A read in the main lane: with the worker when it stands ready and there is enough to read."""
-        return self._pairing.read(sequence, request.tokens, self._begin(sequence, request))
+        return self._reads.read(sequence, request.tokens, self._begin(sequence, request))
 
-    def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Read:
+    def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Reading:
         """A read in the short lane: on the host alone; the worker's mirror belongs to the main lane's sequence."""
-        return self._pairing.read_alone(sequence, request.tokens, self._begin(sequence, request))
+        return self._reads.read_alone(sequence, request.tokens, self._begin(sequence, request))
 
     def _begin(self, sequence: HeldSequence, request: Request) -> int:
         """Where the read starts; if rows at hand are lost by that, say why."""
@@ -231,7 +231,7 @@ class Compute:
         lane = next((lane for lane in self._lanes if lane.sequence.n_provisional), None)
         if lane is None:
             others = [self._short.sequence] if self._short else []
-            return self._pairing.use_idle_time(self._main.sequence, others)
+            return self._reads.use_idle_time(self._main.sequence, others)
         n_before = lane.sequence.n_provisional
         self._crash_slot.write(f"making an answer canonical, {n_before} tokens to go")
         try:

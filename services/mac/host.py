@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,9 @@ from services.mac.compute import Compute
 from services.mac.desk import Desk, phase_of
 from services.mac.pairing import Pairing
 from services.mac.read_log import ReadLog
+from services.mac.reading import Reads
 from services.mac.requests import RequestQueue
+from services.mac.split_decode import SplitDecoding
 from services.mac.tally import Tally
 from services.mac.tether import Tether
 from services.mac.worker import Worker
@@ -46,20 +48,37 @@ log = get_log()
 def load_engine(settings: HostSettings) -> Engine:
     """Load the model. Raises ModelError, EngineError or SettingError saying what is wrong."""
     check_first_start()
+    last = None
+    if settings.split_decode == "on":
+        check_split_decode(settings)
+        last = choose_split_layer(settings, ModelSpec.read(settings.model))
     engine = Engine.load(
         settings.model,
         n_ctx=settings.n_ctx,
         n_threads=settings.n_threads,
         weights=settings.weights,
         decoding=Decoding(settings.decode, settings.page_tokens, settings.group_pages),
+        last=last,
     )
     log.info("model loaded", model=engine.spec.name, engine=engine.describe())
     return engine
 
 
+def check_split_decode(settings: HostSettings) -> None:
+    """Raises SettingError for settings that split decode cannot be combined with."""
+    if settings.split == "off":
+        raise SettingError(
+            "split_decode is on and split is off: without a worker the host has no last layers; drop one"
+        )
+    if settings.decode != "fused":
+        raise SettingError(
+            f"decode is {settings.decode}, and with split_decode on the worker decodes fused: set decode to fused"
+        )
+
+
 def short_sequence(engine: Engine, settings: HostSettings) -> EngineSequence | None:
     """The sequence of the short lane; None when it is off, or memory does not allow it (short requests then wait)."""
-    if not settings.short_ctx:
+    if not settings.short_ctx or settings.split_decode == "on":  # the worker's mirror is of one sequence
         return None
     try:
         return engine.sequence(min(settings.short_ctx, engine.n_ctx))
@@ -100,7 +119,9 @@ class Host:
         """
         self.engine = engine
         self.state: Literal["starting", "ready", "draining"] = "starting"
-        split_layer = choose_split_layer(settings, engine.spec)
+        self._spec = engine.spec if settings.split_decode == "off" else ModelSpec.read(settings.model)
+        """Of the whole model, of which the engine may hold the first layers only."""
+        split_layer = choose_split_layer(settings, self._spec)
         self._queue = RequestQueue()
         self._worker = Worker(split_layer, rest_s=settings.worker_rest_s)
         self._tally = Tally(metrics)
@@ -110,39 +131,58 @@ class Host:
             route_endpoint(run_dir, GENERATE), self._queue, self.status, self._told, on_bus_event=on_bus_event
         )
         if split_layer:
-            hello = link_hello(engine, split_layer, window)
+            hello = link_hello(engine, self._spec, split_layer, window)
             link, residual = route_endpoint(run_dir, LINK), route_endpoint(run_dir, RESIDUAL)
             self._tether = Tether(link, self._worker, hello, self._changed, on_bus_event=on_bus_event)
             self._residual = BlockingAsker(RESIDUAL, residual, name="mac", on_event=on_bus_event)
         self._window = window
-        pairing = Pairing(
+        on_read = ReadLog(run_dir, engine.spec.name, engine.spec.n_layer_full).add
+        reads = self._reads(settings, on_read)
+        self._compute = Compute(
             engine,
+            self._queue,
+            self._worker,
+            self._desk.emit,
+            reads,
+            short_sequence=short_sequence(engine, settings),
+            canonical=settings.canonical == "idle" and settings.split_decode == "off",
+            snapshot_bytes=settings.snapshot_mib * MIB,
+            tally=self._tally,
+            crash_slot=crash_slot,
+        )
+        self._kernels = kernels_text(engine, split_layer if settings.split_decode == "on" else 0)
+        self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    def _reads(self, settings: HostSettings, on_read: Callable[[m.ReadReport], None]) -> Reads:
+        """Who begins the reads: of a host with the whole model, or of one without the last layers."""
+        if settings.split_decode == "on":
+            assert self._residual is not None, "split decode has a split layer"
+            wait_s, n_ctx = settings.split_decode_wait_s, self.engine.n_ctx
+            return SplitDecoding(
+                self._spec,
+                n_ctx,
+                self._worker,
+                self._residual,
+                self._tally,
+                wait_s=wait_s,
+                on_link_failure=self._link_failed,
+                on_read=on_read,
+                clock=self._queue.clock,
+            )
+        return Pairing(
+            self.engine,
             self._worker,
             self._residual,
             self._tally,
             split_tokens_min=settings.split_tokens_min,
             guarded=settings.split_guard == "on",
             layer_pinned=settings.split_layer is not None,
-            on_link_failure=self._link_failed,
             on_split_layer=self._split_elsewhere,
-            on_read=ReadLog(run_dir, engine.spec.name, engine.spec.n_layer_full).add,
+            on_link_failure=self._link_failed,
+            on_read=on_read,
             clock=self._queue.clock,
         )
-        self._compute = Compute(
-            engine,
-            self._queue,
-            self._worker,
-            self._desk.emit,
-            pairing,
-            short_sequence=short_sequence(engine, settings),
-            canonical=settings.canonical == "idle",
-            snapshot_bytes=settings.snapshot_mib * MIB,
-            tally=self._tally,
-            crash_slot=crash_slot,
-        )
-        self._kernels = kernels_text(engine)
-        self._phases: asyncio.Queue[m.ShowPhase] = asyncio.Queue(maxsize=1)
-        self._thread: threading.Thread | None = None
 
     @property
     def beat(self) -> int:
@@ -207,7 +247,7 @@ class Host:
     def _split_elsewhere(self, layer: int) -> None:
         """The compute thread moved the split: the worker is to run other layers."""
         if self._tether:
-            self._tether.reopen(link_hello(self.engine, layer, self._window))
+            self._tether.reopen(link_hello(self.engine, self._spec, layer, self._window))
 
     def _told(self, message: m.Message) -> None:
         """An event went out: what the worker's screen says may change. The newest phase replaces one not yet shown."""
@@ -223,19 +263,24 @@ class Host:
             await tether.show(await self._phases.get())
 
 
-def kernels_text(engine: Engine) -> str:
-    """What computes, as one line."""
+def kernels_text(engine: Engine, last: int = 0) -> str:
+    """What computes, as one line. last: the host holds the layers before it only (0: all)."""
     told = engine.describe()
     layouts = " and ".join(f"{count} tensors {layout}" for layout, count in told["weights"].items())
-    return (
+    n_layer = engine.spec.n_layer_full
+    here = f"layers 0 to {last - 1} of {n_layer} here, the rest on the worker; " if last else ""
+    return here + (
         f"{told['device']} ({told['device_description']}), {told['n_threads']} threads, {told['attention']} attention, "
         f"{told['kv_type']} rows, weights: {layouts}; ggml {told['ggml']}, wheel {told['wheel']}"
     )
 
 
-def link_hello(engine: Engine, split_layer: int, window: int) -> m.LinkHello:
-    """Our half of the handshake: what the worker must match."""
-    spec = engine.spec
+def link_hello(engine: Engine, spec: ModelSpec, split_layer: int, window: int) -> m.LinkHello:
+    """Our half of the handshake: what the worker must match. spec: of the whole model.
+
+    An engine without the output head asks the worker for its.
+    """
+    output = not engine.spec.has_output
     return m.LinkHello(
         split_layer=split_layer,
         n_layer_full=spec.n_layer_full,
@@ -243,7 +288,8 @@ def link_hello(engine: Engine, split_layer: int, window: int) -> m.LinkHello:
         n_vocab=spec.n_vocab,
         n_ctx=engine.n_ctx,
         kv_type=KV_TYPE_ID,
-        fingerprint_text=spec.fingerprint_text(split_layer, KV_TYPE),
+        fingerprint_text=spec.fingerprint_text(split_layer, KV_TYPE, output=output),
+        output=output,
         window=window,
         device=engine.describe()["device"],
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from common.errors import ContextExceededError, LinkDeadlineError, RequestError
 from common.wire import messages as m
 from services.mac.choice import Choice, EndReason
-from services.mac.read import Read
+from services.mac.reading import Reading
 from services.mac.requests import Request
 from services.mac.schedule import Step, next_step
 from services.mac.sequence import HeldSequence
@@ -29,7 +29,7 @@ class Lane:
     def __init__(
         self,
         sequence: HeldSequence,
-        begin_read: Callable[[HeldSequence, Request], Read],
+        begin_read: Callable[[HeldSequence, Request], Reading],
         emit: Emit,
         tally: Tally,
         *,
@@ -72,7 +72,7 @@ class Lane:
         assert turn is not None
         request, read = turn.request, turn.read
         n_prompt, name = len(request.tokens), request.ask.request_id
-        if read is None or read.logits is None:
+        if read is None or not turn.is_read:
             return f"reading {name}, {read.tokens_done if read else 0} of {n_prompt} tokens done"
         return f"writing {name}, token {request.n_sent} after a prompt of {n_prompt}"
 
@@ -129,6 +129,9 @@ class Lane:
         if turn.read is None:
             turn.read = self._begin_read(self.sequence, request)
         read = turn.read
+        if turn.is_read:
+            self._wait_for_token(turn, read, wait_s)
+            return
         done_before = read.tokens_done
         read.advance(wait_s)
         if read.tokens_done != done_before:
@@ -137,12 +140,26 @@ class Lane:
         if read.logits is not None:
             self._tally.read_done(turn.read_done(self.sequence.whole))
 
+    def _wait_for_token(self, turn: Turn, read: Reading, wait_s: float) -> None:
+        """One step towards the logits of the newest token, whose last layers are elsewhere."""
+        started_s = self._clock()
+        read.advance(wait_s)
+        turn.decode_s += self._clock() - started_s
+        if read.logits is not None:
+            turn.token_done()
+
     def _decode(self, turn: Turn) -> None:
-        """Choose the next token and send it, or note that it is a stop token; the first one needs no computing."""
+        """Choose the next token and send it, or note that it is a stop token; the first one needs no computing.
+
+        If its logits do not come at once, nothing is chosen yet: `_wait_for_token` is next.
+        """
         choice, started_s = turn.choice, self._clock()
         if choice.generated:
             position = len(turn.request.tokens) + len(choice.generated) - 1
-            choice.logits = self.sequence.decode(choice.generated[-1], position)
+            assert turn.read is not None
+            choice.logits = turn.read.follow(self.sequence, choice.generated[-1], position)
+            if choice.logits is None:
+                return
         ready = choice.choose()
         seconds = self._clock() - started_s
         turn.decode_s += seconds
@@ -163,7 +180,7 @@ class Lane:
         if turn.rotate(self.sequence.whole):
             self._emit(turn.request, self._choice_finished(turn, last))
             return True
-        if self._canonical and turn.read is not None and turn.read.logits is not None:
+        if self._canonical and turn.is_read:
             self.sequence.answered(turn.choices[0].generated)
         finished = m.Finished(
             turn.request.ask.request_id,

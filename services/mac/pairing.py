@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import LinkError
 from common.log import get_log
-from common.wire.messages import ReadReport
+from common.wire.messages import Generate, ReadReport
 from services.mac.choose import GAIN_MIN, choose_layer, predict, window_for
 from services.mac.guard import Guard
 from services.mac.mirror import Rewind, tokens_per_push
@@ -81,6 +81,9 @@ class Pairing:
         """Of the last read that might have been split."""
 
     # --- reads
+
+    def check(self, ask: Generate) -> None:
+        """Everything that can be asked is served."""
 
     def read(self, sequence: HeldSequence, tokens: NDArray[np.int32], start: int) -> Read:
         """A read of `tokens` from `start` on: with the worker when it stands ready and is worth it."""

@@ -105,6 +105,10 @@ class Read:
         except LinkError as error:
             self._lose(remote, error)
 
+    def follow(self, sequence: HeldSequence, token_id: int, position: int) -> NDArray[np.float32]:
+        """The logits f32 [n_vocab] after one generated token; `sequence` is where the prompt's rows are by now."""
+        return sequence.decode(token_id, position)
+
     def abandon(self) -> None:
         """Nobody wants this read any more: the worker is told so, and answers still in flight will be dropped."""
         if self._remote is not None:

@@ -62,6 +62,8 @@ class TailRan:
     worker_s: float
     queue_s: float
     round_trip_s: float
+    logits: NDArray[np.float32] | None = None
+    """f32 [n_vocab] of its last row, if they were wanted."""
 
     @property
     def end(self) -> int:
@@ -106,11 +108,13 @@ class RemoteSpan:
         link_epoch: int,
         window: int,
         tickets: itertools.count[int],
+        n_vocab: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rows, self.link_epoch, self.window = rows, link_epoch, window
         self.mirror = Mirror()
         self.late_answers = 0
+        self._n_vocab = n_vocab
         self._channel, self._tickets, self._clock = channel, tickets, clock
         self._losses = channel.losses()
         self._asked: deque[tuple[int, _Asked]] = deque()
@@ -122,9 +126,15 @@ class RemoteSpan:
         return len(self._asked)
 
     def start_run(
-        self, residual: NDArray[np.float32], position: int, *, want_state: bool, want_rows: bool = True
+        self,
+        residual: NDArray[np.float32],
+        position: int,
+        *,
+        want_state: bool,
+        want_rows: bool = True,
+        want_logits: bool = False,
     ) -> None:
-        """Run the tail over residual f32 [n_tokens, n_embd]; its rows come home with the answer.
+        """Run the tail over residual f32 [n_tokens, n_embd]; what is wanted of it comes home with the answer.
 
         The array must not change afterwards. Raises LinkError.
         """
@@ -133,6 +143,7 @@ class RemoteSpan:
             "residual is f32 [n_tokens, n_embd]"
         )
         want = (m.WANT_ROWS if want_rows else 0) | (m.WANT_STATE if want_state else 0)
+        want |= m.WANT_LOGITS if want_logits else 0
         ticket = next(self._tickets)
         self._ask(ticket, m.RunChunk(self.link_epoch, ticket, position, n_tokens, n_embd, want), residual)
 
@@ -154,6 +165,11 @@ class RemoteSpan:
         """Ask for the recurrent state at `end`, where the chunks in flight leave the mirror. Raises LinkError."""
         ticket = next(self._tickets)
         self._ask(ticket, m.PullRows(self.link_epoch, ticket, end, end, m.ROWS_STATE))
+
+    def start_snapshot(self, n: int) -> None:
+        """Have the worker keep the recurrent state at n, where chunks in flight leave the mirror. Raises LinkError."""
+        ticket = next(self._tickets)
+        self._ask(ticket, m.TakeSnapshot(self.link_epoch, ticket, n))
 
     def wait(self, timeout_s: float) -> TailRan | MirrorMoved | StatePulled | None:
         """The next answer, or None when none came within timeout_s. Raises LinkError, also when one is overdue."""
@@ -234,6 +250,7 @@ class RemoteSpan:
         sections = _sections(frames) if asked.want & (m.WANT_ROWS | m.WANT_STATE) else []
         if asked.want & m.WANT_ROWS:
             self.rows.check(sections, asked.position, asked.position + asked.n_tokens, with_state=with_state)
+        logits = self._logits(frames[1:], answer.n_logits) if asked.want & m.WANT_LOGITS else None
         self._worker_s = answer.compute_ms / 1000
         self.mirror.moved(asked.position + asked.n_tokens)
         return TailRan(
@@ -244,7 +261,18 @@ class RemoteSpan:
             worker_s=self._worker_s,
             queue_s=answer.queue_ms / 1000,
             round_trip_s=answer.round_trip_ms / 1000,
+            logits=logits,
         )
+
+    def _logits(self, frames: Sequence[Any], n_logits: int) -> NDArray[np.float32]:
+        if n_logits != self._n_vocab or not frames:
+            raise LinkError(
+                f"the worker gave {n_logits} logits; the vocabulary has {self._n_vocab}", cause="count"
+            )
+        logits = np.frombuffer(frames[0], np.float32)
+        if not np.isfinite(logits).all():
+            raise LinkError("the worker gave logits that are not finite", cause="nonfinite")
+        return logits
 
     def _state_pulled(self, asked: m.PullRows, answer: Any, frames: Sequence[Any]) -> StatePulled:
         if not isinstance(answer, m.RowsPulled):
@@ -266,6 +294,12 @@ class RemoteSpan:
             raise LinkError(
                 f"the mirror stands at {answer.n_valid} after a push up to {asked.n_expected}", cause="range"
             )
+        elif isinstance(asked.message, m.TakeSnapshot):
+            if answer.n_valid != asked.message.n:
+                raise LinkError(
+                    f"the mirror stands at {answer.n_valid}, thought to be at {asked.message.n}",
+                    cause="range",
+                )
         else:
             assert isinstance(asked.message, m.PushRows)
             self.mirror.moved(asked.message.n_valid_after)

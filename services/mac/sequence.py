@@ -38,10 +38,13 @@ class HeldSequence:
     def __init__(
         self, engine: Any, split_layer: int = 0, *, snapshot_bytes: int = SNAPSHOT_BYTES_MAX
     ) -> None:
-        """split_layer 0: the whole model is one part. snapshot_bytes: cap of the kept recurrent states."""
+        """split_layer 0, or behind the engine's last layer: its layers are one part.
+
+        snapshot_bytes: cap of the kept recurrent states.
+        """
         self._engine = engine
         self.spec, self.n_ctx = engine.spec, engine.n_ctx
-        n_layer = engine.spec.n_layer_full
+        n_layer = engine.spec.layers.stop
         self.whole = engine.span(0, n_layer)
         self.parts = self._cut(split_layer)
         self.has_recurrent = any(engine.spec.kind(layer) == "recurrent" for layer in range(n_layer))
@@ -110,6 +113,17 @@ class HeldSequence:
         self.snapshots.limit(point)
         if self.mirror is not None:
             self.mirror.limit(point)
+
+    def retreat(self, limit: int) -> int:
+        """In the middle of a read, go back to the newest point <= limit that can be reached; returns it.
+
+        From there the tokens at hand are going to be run on the grid again.
+        """
+        points = [point for point in self._restorable() if point <= limit]
+        point = max(points, default=0) if self.has_recurrent else min(self.n_canonical, grid_floor(limit))
+        self.restore(point)
+        self._read(self._ids, self._n_grid, self._borders)
+        return point
 
     def decode(self, token_id: int, position: int) -> NDArray[np.float32]:
         """Run one generated token at `position`; returns its logits f32 [n_vocab]. Its rows are provisional."""
@@ -206,8 +220,8 @@ class HeldSequence:
     # --- inside
 
     def _cut(self, split_layer: int) -> list[Any]:
-        n_layer = self.spec.n_layer_full
-        cuts = [0, split_layer, n_layer] if split_layer else [0, n_layer]
+        n_layer = self.spec.layers.stop
+        cuts = [0, split_layer, n_layer] if 0 < split_layer < n_layer else [0, n_layer]
         return [self._engine.span(a, b) for a, b in itertools.pairwise(cuts)]
 
     def _read(self, ids: NDArray[np.int32], n_grid: int, borders: Collection[int]) -> None:
@@ -232,6 +246,6 @@ def state_bytes(spec: ModelSpec) -> int:
     sizes = spec.recurrent
     if sizes is None:
         return 0
-    n_layer = sum(spec.kind(layer) == "recurrent" for layer in range(spec.n_layer_full))
+    n_layer = sum(kind == "recurrent" for kind in spec.kinds)
     conv = (sizes.d_conv - 1) * sizes.n_channels
     return 4 * n_layer * (conv + sizes.d_state * sizes.d_state * sizes.n_head_v)

@@ -84,7 +84,11 @@ class Tether:
             match received.message:
                 case m.LinkUp(link_epoch=epoch, hello=hello):
                     window = min(hello.window, self._hello.window)
-                    self._now(LinkView("ready", epoch, window, hello.split_layer, device=hello.device))
+                    self._now(
+                        LinkView(
+                            "ready", epoch, window, hello.split_layer, device=hello.device, n_ctx=hello.n_ctx
+                        )
+                    )
                 case m.LinkDown() as down:
                     state: LinkState = "refused" if down.final else "absent"
                     self._now(LinkView(state, down.link_epoch, detail=f"{down.cause}: {down.detail}"))

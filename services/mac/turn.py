@@ -12,7 +12,7 @@ import msgspec
 from common.state.recurrent import RecurrentSnapshot
 from common.wire.messages import ReadReport
 from services.mac.choice import Choice
-from services.mac.read import Read
+from services.mac.reading import Reading
 from services.mac.requests import Request
 from services.mac.schedule import RequestView, next_choice
 
@@ -23,12 +23,13 @@ class Turn:
     def __init__(self, request: Request, now_s: float) -> None:
         self.request = request
         self.queue_s = now_s - request.arrived_s
-        self.read: Read | None = None
+        self.read: Reading | None = None
+        self.is_read = False
+        """The prompt is through all layers."""
         self.choices: list[Choice] = []
         self.decode_s = 0.0
         self._current = 0
         self._n_in_slice = 0
-        self._report = ReadReport()
         self._prompt: RecurrentSnapshot | None = None
         """Where several choices part: the state at the end of the prompt."""
 
@@ -65,8 +66,13 @@ class Turn:
             choice.logits = self.read.logits
         if len(self.choices) > 1:
             self._prompt = whole.snapshot()
-        self._report = self.read.report()
-        return self._report
+        self.is_read = True
+        return self.read.report()
+
+    def token_done(self) -> None:
+        """Take over the logits of the newest token of the answer, which came with a step of the read."""
+        assert self.read is not None
+        self.choice.logits = self.read.logits
 
     def rotate(self, whole: Any, *, wrote: bool = False) -> bool:
         """Go on to the choice whose turn is next; False when all have ended. wrote: a token was just sent."""
@@ -88,7 +94,8 @@ class Turn:
 
     def final_report(self) -> ReadReport:
         """The read's report with the times of the whole turn."""
-        return msgspec.structs.replace(self._report, queue_s=self.queue_s, decode_s=self.decode_s)
+        report = self.read.report() if self.read and self.is_read else ReadReport()
+        return msgspec.structs.replace(report, queue_s=self.queue_s, decode_s=self.decode_s)
 
     def close(self) -> None:
         """Give up what is unfinished and free the samplers."""

@@ -29,6 +29,8 @@ class LinkView:
     """First layer that the worker's file holds: the lowest split layer it takes."""
     detail: str = ""
     device: str = ""
+    n_ctx: int = 0
+    """Positions the worker's mirror holds; 0: not told."""
 
 
 class RestTimer:

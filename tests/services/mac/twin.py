@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from common.engine.engine import Engine
@@ -51,6 +52,10 @@ class TailTwin:
         except queue.Empty:
             return None
 
+    def restart(self) -> None:
+        """Behind everything asked so far, forget all: as a worker does that is greeted anew."""
+        self._inbox.put((None, []))
+
     def losses(self) -> int:
         return 0
 
@@ -61,33 +66,42 @@ class TailTwin:
     def _serve(self) -> None:
         while (item := self._inbox.get()) is not None:
             message, arrays = item
+            if message is None:
+                self.mirror.attach(self.mirror.span.first)
+                continue
             try:
-                answer, blob = self._answer(message, arrays)
+                answer, blob, *logits = self._answer(message, arrays)
             except OutriggerError as error:
                 failed = m.LinkFailed(message.link_epoch, message.ticket, error.code, "refused", str(error))
-                answer, blob = failed, b""
+                answer, blob, logits = failed, b"", []
             if self.spoil is not None:
                 spoiled = self.spoil(answer, blob)
                 if spoiled is None:
                     continue
                 answer, blob = spoiled
-            self._outbox.put(SimpleNamespace(message=answer, frames=(memoryview(blob),)))
+            frames = tuple(memoryview(each) for each in (blob, *logits))
+            self._outbox.put(SimpleNamespace(message=answer, frames=frames))
 
-    def _answer(self, message: m.Message, arrays: list[bytes]) -> tuple[m.Message, bytes]:
+    def _answer(self, message: m.Message, arrays: list[bytes]) -> tuple[m.Message, bytes] | tuple[Any, ...]:
         match message:
             case m.RunChunk():
                 return self._run(message, arrays[0])
             case m.RewindMirror(n=n):
                 self.mirror.rewind(n)
+            case m.TakeSnapshot(n=n):
+                self.mirror.snapshot(n)
             case m.PushRows(flags=flags, n_valid_after=n):
                 self.mirror.sync(decode_rows(arrays[0]), flags, n)
         return m.MirrorAt(message.link_epoch, message.ticket, self.mirror.n_valid), b""
 
-    def _run(self, ask: m.RunChunk, residual: bytes) -> tuple[m.Message, bytes]:
+    def _run(self, ask: m.RunChunk, residual: bytes) -> tuple[Any, ...]:
         rows = np.frombuffer(residual, np.float32).reshape(ask.n_tokens, ask.n_embd)
         started = time.perf_counter()
         ran = self.mirror.run(rows, ask.position, ask.want)
         ms = (time.perf_counter() - started) * 1000
         self.tokens_run += ask.n_tokens
         blob = bytes(encode_rows(ran.sections).joined())
-        return m.ChunkDone(ask.link_epoch, ask.ticket, ask.n_tokens, ms, 0.0, ms, len(blob)), blob
+        done = m.ChunkDone(ask.link_epoch, ask.ticket, ask.n_tokens, ms, 0.0, ms, len(blob))
+        if ran.logits is None:
+            return done, blob
+        return msgspec.structs.replace(done, n_logits=len(ran.logits)), blob, ran.logits.tobytes()
