@@ -30,7 +30,10 @@ LUT_HELP = "none, BITS, or BITS,GROUP (GROUP output channels share a table)."
 @click.option("--lut-layers", default="4,8", show_default=True, help=LUT_HELP)
 @click.option("--lut-head", default="6,4", show_default=True, help=LUT_HELP)
 @click.option(
-    "--fp16-scale", default="1", show_default=True, help="auto, or a power of two for the residual stream."
+    "--fp16-scale",
+    default="auto",
+    show_default=True,
+    help="Factor of the residual stream: auto measures the model, or a power of two.",
 )
 @click.option("--dry-run", is_flag=True, help="Print parts and sizes; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line.")

@@ -43,7 +43,7 @@ COMMANDS = {
         "Page programs: build templates, look into packages, check pages.",
     ),
     "convert": ("services.cli.convert:command", "A Gemma 3 model as a Core ML bundle for a phone."),
-    "bundle": ("services.cli.bundle:command", "Core ML bundles: what would go wrong on a device."),
+    "bundle": ("services.cli.bundle:command", "Core ML bundles: what would go wrong on a device; proofs."),
     "device-check": (
         "services.cli.device_check:command",
         "What this device does with a page program, as one JSON.",

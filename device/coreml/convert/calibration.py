@@ -1,7 +1,7 @@
-"""Token ids of a calibration text in a model's own vocabulary: what `--fp16-scale auto` measures peaks over.
+"""Token ids of a calibration text in a model's own vocabulary: for `--fp16-scale auto`, and for proofs.
 
 A GGUF carries its vocabulary. A checkpoint folder's tokenizer.json needs the `tokenizers` package, which is asked for
-by name when it is missing. Called by services.cli.convert.
+by name when it is missing. Called by services.cli.convert and services.cli.bundle.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ BOS = 2
 """Gemma's first token; the largest activations are often its."""
 
 
-def calibration_tokens(path: Path) -> np.ndarray:
-    """i32 [n], beginning with BOS. Raises ModelError (no tokenizer), SettingError (package missing)."""
-    ids = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path)
+def calibration_tokens(path: Path, text: str | None = None) -> np.ndarray:
+    """i32 [n] of `text` (or TEXT), beginning with BOS. Raises ModelError, SettingError."""
+    read = _of_gguf if path.suffix == ".gguf" else _of_folder
+    ids = read(path, TEXT if text is None else text)
     return np.concatenate([[BOS], ids]).astype(np.int32)
 
 
-def _of_gguf(path: Path) -> np.ndarray:
+def _of_gguf(path: Path, text: str) -> np.ndarray:
     stock = StockModel(path, repack=False)
     try:
-        return stock.tokenize(TEXT)
+        return stock.tokenize(text)
     finally:
         stock.close()
 
 
-def _of_folder(folder: Path) -> np.ndarray:
+def _of_folder(folder: Path, text: str) -> np.ndarray:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ModelError(f"{file}: not there; without it no text can be measured: give --fp16-scale a number")
@@ -49,5 +50,5 @@ def _of_folder(folder: Path) -> np.ndarray:
         raise SettingError(
             "reading tokenizer.json needs the package tokenizers: pip install tokenizers, or give --fp16-scale a number"
         ) from error
-    encoded = tokenizers.Tokenizer.from_file(str(file)).encode(TEXT, add_special_tokens=False)
+    encoded = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False)
     return np.array(encoded.ids, np.int32)

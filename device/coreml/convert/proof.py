@@ -1,7 +1,7 @@
 """Proof of a bundle: every part executed by the interpreter over a text, against the float64 forward of the same model.
 
 Compared are residuals at every chunk's end, prefill against single tokens, and whole distributions (KL, and how often
-the likeliest token is the same). Argmax alone would not see a stale cache. Called by `outrigger bundle prove` and tests.
+the likeliest token is the same). Argmax alone would not see a stale cache. Called by the command and by tests.
 """
 
 from __future__ import annotations
