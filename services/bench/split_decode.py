@@ -10,7 +10,7 @@ programs disturbed are told.
     <model>.decode_ratio            ms_per_token / alone_ms_per_token
     <model>.prefill_ratio           seconds to the first token / those of the host alone
     <model>.host_share              resident memory of the split host / that of the whole one
-    <model>.reread_s                from killing the worker in the middle of an answer to its next token (not --quick)
+    <model>.reread_s                from killing the worker in the middle of an answer to its next token
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def measure(label: str, path: Path, layer: int | None, report: Report) -> None:
         _tell(label, rounds, report)
         whole, head = (psutil.Process(rig.pids(seat)["mac"]).memory_info().rss for seat in (alone, split))
         report.figure(f"{label}.host_share", head / whole, bytes_whole=whole)
-        if not report.quick:
-            _measure_loss(label, rig, split, rounds[0][1], report)
+        _measure_loss(label, rig, split, rounds[0][1], report)
 
 
 def _measure_round(

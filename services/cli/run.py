@@ -36,6 +36,12 @@ OPTIONS = (
         "--split-layer", type=int, help="First layer of the worker.  [cycle boundary nearest to 5/8]"
     ),
     click.option(
+        "--split-decode",
+        flag_value="on",
+        default=None,
+        help="The host holds the layers before the split only; the worker runs the rest of every token.",
+    ),
+    click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         help="Least important event logged.",
