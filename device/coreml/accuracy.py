@@ -30,9 +30,10 @@ ARITHMETICS = tuple(
 )
 
 
-BOUNDS = {"fp32": (1e-2, 1e-2), "block64": (1.5e-2, 1.5e-2), "in-order": (1e-1, 1e-1)}
+BOUNDS = {"fp32": (1e-2, 1e-2), "block64": (3e-2, 3e-2), "in-order": (1e-1, 1e-1)}
 """Accumulator -> (worst row's relative output error, worst error of a log-sum-exp) over all cases, centred or not,
-subnormals kept or flushed. A quarter or more above the worst figure found over five geometries and three seeds."""
+subnormals kept or flushed. A quarter or more above the worst figure found over five geometries and three seeds, and on
+real text by `outrigger verify --frozen` (which found the worst one for blocks of 64: 2.0e-2, Gemma 3)."""
 
 
 @dataclass(frozen=True)
