@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from common.errors import PackageError
 
 MISSING = 'coremltools is not installed; install it with: pip install "outrigger[coreml]"'
@@ -141,6 +143,21 @@ def _make_reproducible(path: Path, metadata: Mapping[str, str]) -> None:
     model.description.metadata.userDefined.clear()
     model.description.metadata.userDefined.update(metadata)
     model_path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def kmeans_of_coremltools(weights: np.ndarray, bits: int) -> np.ndarray | None:
+    """What coremltools' own palettisation makes of fp16 weights (one table), for comparisons only.
+
+    None where it would take scikit-learn (below 10,000 weights) and that is not installed.
+    """
+    quantization = _load("coremltools.models.neural_network.quantization_utils")
+    try:
+        with quiet():
+            table, indices = quantization._get_kmeans_lookup_table_and_weight(bits, weights)
+    except ModuleNotFoundError:
+        return None
+    dense: np.ndarray = table.astype(np.float16).ravel()[np.ravel(indices)].reshape(weights.shape)
+    return dense
 
 
 def compute_plan() -> tuple[Any, Any]:

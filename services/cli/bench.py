@@ -11,6 +11,7 @@ BENCHES = {
     "engine": ("services.bench.engine:command", "The engine against stock llama.cpp of the same build."),
     "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
+    "palettise": ("services.bench.palettise:command", "Our k-means of weights against coremltools' own."),
     "split": ("services.bench.split:command", "Prefill on the host alone against host and worker together."),
     "split-decode": (
         "services.bench.split_decode:command",

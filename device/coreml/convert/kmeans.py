@@ -1,14 +1,15 @@
 """One-dimensional k-means of many groups of fp16 weights at once, close to the optimum, in NumPy.
 
 In one dimension a clustering is a list of cuts through the sorted values, and prefix sums give the cost of any cluster
-in one subtraction. So three moves are cheap for all groups together:
+in one subtraction. So two moves are cheap for all groups together:
 
-    realign   every cut may move to any of a few candidates around it; a dynamic programme over the cuts finds the best
-              combination of all (a cut's best place depends on its neighbours', which plain Lloyd steps ignore)
-    trade     where splitting one cluster gains more than merging two others costs, do both
+    realign   every cut may move to any of a few places around it, as far as its neighbours at first, then less;
+              a dynamic programme over the cuts finds the best combination of all of them. It sees what Lloyd's steps
+              cannot: that all cuts of a region should move by one cluster
     settle    Lloyd's steps: each cut to the middle between its clusters' means
 
-The first cuts are spaced as the optimum is for many clusters: density of centres ~ density of values ^ (1/3).
+The first cuts are spaced as the optimum is for many clusters: density of centres ~ density of values ^ (1/3). The
+result is the optimum to four digits for 16 clusters and within 0.1 % of it for 64 (`outrigger bench palettise`).
 Knows nothing of models and packages. Called by palette.py.
 """
 
@@ -19,12 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCALES = (0.9, 0.5, 0.9, 0.3, 0.12, 0.05)
+SCALES = (1.0, 1.0, 0.5, 1.0, 0.2, 0.05)
 """How far cuts may move towards their neighbours, from one realignment to the next."""
-CANDIDATES_EACH_SIDE = {16: 6, 64: 4, 256: 3}
+CANDIDATES_EACH_SIDE = {16: 12, 64: 6, 256: 4}
 """By the number of clusters up to which they serve: the work grows with its square."""
-TRADES = 4
-SPLITS_TRIED = 7
 LLOYD_BETWEEN, LLOYD_LAST = 5, 30
 HISTOGRAM_FROM = 1 << 17
 """Groups of at least so many weights are counted by value; smaller ones are sorted."""
@@ -56,11 +55,6 @@ def centres(keys: np.ndarray, k: int) -> np.ndarray:
     for scale in SCALES:
         cuts = groups.realigned(cuts, scale)
         cuts = groups.settled(cuts, LLOYD_BETWEEN)
-    for _ in range(TRADES if k > 2 else 0):
-        cuts, n_traded = groups.traded(cuts)
-        if not n_traded:
-            break
-        cuts = groups.realigned(groups.settled(cuts, LLOYD_BETWEEN), SCALES[1])
     return groups.means(groups.settled(cuts, LLOYD_LAST))
 
 
@@ -170,22 +164,3 @@ class _Groups:
                 break
             cuts = np.concatenate([cuts[:, :1], inner, cuts[:, -1:]], axis=1)
         return cuts
-
-    def traded(self, cuts: np.ndarray) -> tuple[np.ndarray, int]:
-        """One split for one merge in every group where that pays; how many groups did."""
-        own = self.cost(cuts[:, :-1], cuts[:, 1:])  # [n_groups, k]
-        parts = np.linspace(0, 1, SPLITS_TRIED + 2)[1:-1]
-        inside = cuts[:, :-1, None] + np.round(np.diff(cuts, axis=1)[..., None] * parts).astype(np.int64)
-        first = np.broadcast_to(cuts[:, :-1, None], inside.shape)
-        last = np.broadcast_to(cuts[:, 1:, None], inside.shape)
-        gains = own[..., None] - self.cost(first, inside) - self.cost(inside, last)
-        at = gains.argmax(axis=2)[..., None]
-        gain = np.take_along_axis(gains, at, axis=2)[..., 0]
-        loss = self.cost(cuts[:, :-2], cuts[:, 2:]) - own[:, :-1] - own[:, 1:]  # [n_groups, k - 1]
-        split, merged, row = gain.argmax(axis=1), loss.argmin(axis=1), np.arange(len(cuts))
-        apart = (merged != split) & (merged + 1 != split)
-        pays = apart & (gain[row, split] > loss[row, merged] * (1 + 1e-9) + 1e-18)
-        place = np.take_along_axis(inside, at, axis=2)[..., 0][row, split]
-        result = cuts.copy()
-        result[pays, merged[pays] + 1] = place[pays]
-        return np.sort(result, axis=1), int(pays.sum())
