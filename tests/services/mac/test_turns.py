@@ -91,7 +91,7 @@ class Chats(RuleBasedStateMachine):
     def drop(self, share, n_gone, worker):
         """A template leaves out reasoning of an earlier turn; what came after it stays."""
         at = int(share * len(self.chat))
-        left = np.concatenate([self.chat[:at], self.chat[at + n_gone :]])
+        left = np.concatenate([self.chat[:at], self.chat[at + n_gone :]])[-ROOM:]
         self.chat = left if len(left) > 1 else self.turn(20, next(self.seeds))
         self.read(worker, 3)
 
@@ -140,8 +140,8 @@ def test_a_chat_of_any_course_is_read_warm_with_the_bits_of_a_cold_read(engines)
     run_state_machine_as_test(
         lambda: Chats(engines),
         settings=settings(
-            max_examples=12,
-            stateful_step_count=12,
+            max_examples=10,
+            stateful_step_count=10,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
