@@ -64,17 +64,18 @@ class Opening:
 
 
 class Paces:
-    """What the last worker's pace was, in ms a token, as long as it is the same boot running the same layers."""
+    """What the last worker's pace was, in ms a token, as long as it is the same boot: layers are taken for alike."""
 
     def __init__(self) -> None:
-        self._known: tuple[int, int, float] | None = None
+        self._known: tuple[int, float] | None = None
 
-    def keep(self, boot_id: int, split_layer: int, token_ms: float | None) -> None:
-        """Remember; None is not worth it."""
+    def keep(self, boot_id: int, n_layer: int, token_ms: float | None) -> None:
+        """Remember what its n_layer layers take; None is not worth it."""
         if token_ms is not None:
-            self._known = boot_id, split_layer, token_ms
+            self._known = boot_id, token_ms / n_layer
 
-    def of(self, boot_id: int, split_layer: int) -> float | None:
-        """The pace, if it is this worker's."""
-        same = self._known is not None and self._known[:2] == (boot_id, split_layer)
-        return self._known[2] if same and self._known is not None else None
+    def of(self, boot_id: int, n_layer: int) -> float | None:
+        """The pace of n_layer layers, if it is this worker's."""
+        if self._known is None or self._known[0] != boot_id:
+            return None
+        return self._known[1] * n_layer

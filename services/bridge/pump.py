@@ -240,7 +240,7 @@ class Pump(threading.Thread):
         """The worker greeted. If it is one that was timed before, its pace is known."""
         assert self._hello is not None, "it answers a greeting"
         self._peer = greeting.accepted(self._hello, answer), answer.boot_id
-        token_ms = cable.link.clock.token_ms = self._paces.of(answer.boot_id, self._hello.split_layer)
+        token_ms = cable.link.clock.token_ms = self._paces.of(answer.boot_id, self._n_tail)
         self._opening = Opening(self._hello.n_embd, min(answer.n_ctx, self._hello.n_ctx), token_ms)
 
     def _go_on_opening(self, cable: Cable, now: float) -> None:
@@ -271,6 +271,12 @@ class Pump(threading.Thread):
         if now >= self._next_ping:
             self._pinged_at = now
             cable.send(base.Ping(len(PING_DATA), Payload(PING_DATA)), now)
+
+    @property
+    def _n_tail(self) -> int:
+        """Layers that the worker runs for us."""
+        assert self._hello is not None, "somebody wants a worker"
+        return self._hello.n_layer_full - self._hello.split_layer
 
     # --- what arrives from the mac process
 
@@ -371,7 +377,7 @@ class Pump(threading.Thread):
         if cable is None:
             return
         if self._peer is not None and self._hello is not None:
-            self._paces.keep(self._peer[1], self._hello.split_layer, cable.link.clock.token_ms)
+            self._paces.keep(self._peer[1], self._n_tail, cable.link.clock.token_ms)
         counts = cable.link.counts
         for reason in ("stale_epoch", "bad_hash"):
             self._metrics.add("link_frames_dropped_total", counts[reason], reason=reason)

@@ -104,11 +104,15 @@ def should_abandon(now: Outlook) -> bool:
     """Whether to give up what is in flight, there being nothing else to do than to wait for it.
 
     Waiting ends where it is predicted to take longer, and at the latest where the read would lose more than LOSS_MAX of
-    the host's own time if the worker never answered.
+    the host's own time if the worker never answered. Before the first chunk is out (the mirror is being brought up to
+    date, or the worker still ends what an earlier read gave up) only the prospect of a gain is worth waiting for.
     """
     here_s = abandoned_s(now)
     if now.elapsed_s + here_s > (1 + LOSS_MAX) * now.alone_s:
         return True
+    if not now.n_in_flight:
+        with_worker_s = (finish_s(now, n_more) for n_more in range(1, now.n_more_max + 1))
+        return min(with_worker_s, default=math.inf) > (1 - GAIN_MIN) * here_s
     return here_s < (1 - GAIN_MIN) * finish_s(now, chunks_to_send(now))
 
 

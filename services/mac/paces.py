@@ -88,6 +88,27 @@ class Paces:
                 self._link_s.add(max(0.0, stage.round_trip_s - stage.queue_s - stage.worker_s))
                 self._import_s.add(stage.import_s)
 
+    @property
+    def worker_known(self) -> bool:
+        """The worker has been timed."""
+        return self._worker.known
+
+    @property
+    def host_known(self) -> bool:
+        """The host has been timed."""
+        return self._host.known
+
+    def learn_host(self, position: int, seconds: float, n_layer: int) -> None:
+        """Take in that n_layer layers of the host took so long over one ubatch at `position`."""
+        self._host.add(position, seconds / n_layer)
+
+    def learn_link(self, token_ms: float, rtt_us: float, n_layer: int) -> None:
+        """Take in what the bridge measured when the link came up: a round trip, and the worker's n_layer layers over a
+        token of its second ubatch. The bytes' own time on the cable comes with the first read.
+        """
+        self._worker.add(UBATCH_TOKENS, token_ms / 1000 * UBATCH_TOKENS / n_layer)
+        self._link_s.add(rtt_us / 1e6)
+
     def forget_worker(self) -> None:
         """It is another one, or not what it was."""
         self._worker, self._link_s, self._import_s = Line(), Mean(), Mean()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import LinkError
+from common.limits import UBATCH_TOKENS
 from common.log import get_log
 from common.wire.messages import Generate, ReadReport
 from services.mac.choose import GAIN_MIN, choose_layer, predict, window_for
@@ -24,7 +25,7 @@ from services.mac.guard import Guard
 from services.mac.mirror import Rewind, tokens_per_push
 from services.mac.paces import Paces
 from services.mac.plan import ReadPlan, plan_read
-from services.mac.read import TAIL, Read
+from services.mac.read import HEAD, TAIL, Read
 from services.mac.remote_span import RemoteSpan, ResidualChannel
 from services.mac.rows_check import TailRows
 from services.mac.sequence import HeldSequence
@@ -35,6 +36,7 @@ WORKER_WAIT_S = 0.1
 REOPENS_S_MAX = 0.5
 OPEN_READS_MAX = 4
 """Reads that may still end; what was given up is forgotten behind them."""
+RUNS_TIMED = 2
 UBATCHES_PLANNED = (8, 64)
 """The split layer is chosen for reads as long as the last one, within these bounds."""
 
@@ -73,8 +75,12 @@ class Pairing:
         """The sequence whose rows the mirror holds."""
         self.paces = Paces(self._spec.n_layer_full)
         self._device = ""
+        self._timed_epoch = 0
+        """The life of the link whose timing at the beginning was taken in last."""
+        self._n_timed = 0
+        """Ubatches run for their time alone."""
         self._slow_at: float | None = None
-        """When the worker was found to be too slow for a read."""
+        """When the worker was found to be too slow for a read, by its pace or in the middle of one."""
         self._reopening = False
         self._open: list[Read] = []
         self._n_ubatches = self._position = 0
@@ -89,6 +95,7 @@ class Pairing:
         """A read of `tokens` from `start` on: with the worker when it stands ready and is worth it."""
         self.review()
         self._await_reopening()
+        self._hear_link()
         standing = self._worker.standing
         remote = self._span_for(sequence) if standing == "ready" else None
         plan = plan_read(start, len(tokens), worker=standing, split_tokens_min=self._split_tokens_min)
@@ -114,6 +121,8 @@ class Pairing:
             if report.tokens_returned:
                 log.info("worker too slow, rest read on the host", tokens=report.tokens_returned)
                 self._tally.returned()
+            if report.tokens_returned > report.tokens_worker and self._slow_at is None:
+                self._slow_at = self._clock()
             self._on_read(report)
 
     def fell_back(self, error: LinkError) -> None:
@@ -131,6 +140,9 @@ class Pairing:
         self.review()
         if self._worker.standing != "ready":
             return False
+        self._hear_link()
+        if self._time_host(sequence):
+            return True
         if self._recut([sequence, *others]):
             return False  # the link is being opened anew
         try:
@@ -142,6 +154,38 @@ class Pairing:
             self._worker.failed()
             self._drop_span()
         return False
+
+    def _hear_link(self) -> None:
+        """Take in what the bridge measured of this life of the link; another worker is another pace."""
+        link = self._worker.link
+        if self._worker.standing != "ready" or link.epoch == self._timed_epoch:
+            return
+        self._timed_epoch = link.epoch
+        if link.device != self._device:
+            self._device, self._slow_at = link.device, None
+            self.paces.forget_worker()
+        if link.token_ms and not self.paces.worker_known:
+            n_tail = self._spec.n_layer_full - self._worker.split_layer
+            self.paces.learn_link(link.token_ms, link.rtt_us, n_tail)
+
+    def _time_host(self, sequence: HeldSequence) -> bool:
+        """Before anything is held, run the head layers over one ubatch for its time alone; False when that is done.
+
+        So the first read is planned from times of both sides. The first run may build graphs and map weights; the
+        second counts.
+        """
+        if self.paces.host_known or sequence.n_canonical or sequence.n_provisional:
+            return False
+        sequence.forget()
+        head, started_s = sequence.parts[HEAD], self._clock()
+        head.run(np.zeros(UBATCH_TOKENS, np.int32), 0)
+        seconds = self._clock() - started_s
+        sequence.forget()
+        self._n_timed += 1
+        if self._n_timed >= RUNS_TIMED:
+            self.paces.learn_host(0, seconds, head.last)
+            log.info("host timed", ubatch_ms=round(1000 * seconds, 1), layers=head.last)
+        return True
 
     def _recut(self, sequences: list[HeldSequence]) -> bool:
         """Move the split layer to where both sides' times say it is best."""
@@ -168,6 +212,7 @@ class Pairing:
         for sequence in sequences:
             sequence.recut(choice.layer)
         worker.reopens(choice.layer)
+        self._slow_at = None if choice.gain >= GAIN_MIN else self._slow_at
         self._drop_span()
         self._reopening = True
         self._on_split_layer(choice.layer)
@@ -213,10 +258,10 @@ class Pairing:
         layer, n_layer = self._worker.split_layer, self._spec.n_layer_full
         self._n_ubatches, self._position = len(plan.ubatches), (plan.start + plan.end) // 2
         times = self.paces.times(layer, self._position) if self.paces.known else None
-        if times and predict(layer, len(plan.ubatches), times).gain < GAIN_MIN:
-            now = self._clock()
-            if self._slow_at is None:
-                self._slow_at = now
+        now = self._clock()
+        if times and self._slow_at is None and predict(layer, len(plan.ubatches), times).gain < GAIN_MIN:
+            self._slow_at = now
+        if self._slow_at is not None:
             if now - self._slow_at < self._worker.rest_s:
                 return replace(plan, n_remote=0, bypass_reason="slow"), None
             log.info("worker was too slow and is tried again", rested_s=round(now - self._slow_at))
@@ -233,9 +278,6 @@ class Pairing:
         link, split_layer = self._worker.link, self._worker.split_layer
         if self._remote is None or self._remote.link_epoch != link.epoch:
             assert self._channel is not None, "a split layer needs a residual channel"
-            if link.device != self._device:
-                self._device = link.device
-                self.paces.forget_worker()
             rows = TailRows(self._spec, split_layer, self._spec.n_layer_full)
             self._remote = RemoteSpan(
                 self._channel, rows, link_epoch=link.epoch, window=link.window, tickets=self._tickets

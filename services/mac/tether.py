@@ -82,18 +82,26 @@ class Tether:
     async def _follow(self) -> None:
         async for received in self._asker:
             match received.message:
-                case m.LinkUp(link_epoch=epoch, hello=hello):
-                    window = min(hello.window, self._hello.window)
-                    self._now(
-                        LinkView(
-                            "ready", epoch, window, hello.split_layer, device=hello.device, n_ctx=hello.n_ctx
-                        )
-                    )
+                case m.LinkUp() as up:
+                    self._now(self._ready(up))
                 case m.LinkDown() as down:
                     state: LinkState = "refused" if down.final else "absent"
                     self._now(LinkView(state, down.link_epoch, detail=f"{down.cause}: {down.detail}"))
                 case m.WorkerReported() as reported:
                     log.debug("worker reported", state=reported.state, avail_mb=reported.avail_mb)
+
+    def _ready(self, up: m.LinkUp) -> LinkView:
+        hello = up.hello
+        return LinkView(
+            "ready",
+            up.link_epoch,
+            min(hello.window, self._hello.window),
+            hello.split_layer,
+            device=hello.device,
+            n_ctx=hello.n_ctx,
+            token_ms=up.token_ms,
+            rtt_us=up.rtt_us,
+        )
 
     def _now(self, link: LinkView) -> None:
         before, self._worker.link = self._worker.link, link

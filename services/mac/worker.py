@@ -31,6 +31,9 @@ class LinkView:
     device: str = ""
     n_ctx: int = 0
     """Positions the worker's mirror holds; 0: not told."""
+    token_ms: float = 0.0
+    """Its layers over one token, timed when the link came up; 0: not timed."""
+    rtt_us: float = 0.0
 
 
 class RestTimer:

@@ -50,4 +50,6 @@ def test_a_pace_is_known_of_one_boot_and_one_split_only() -> None:
     assert paces.of(1, 40) is None
     paces.keep(1, 40, None)
     paces.keep(1, 40, 2.5)
-    assert (paces.of(1, 40), paces.of(2, 40), paces.of(1, 41)) == (2.5, None, None)
+    assert (paces.of(1, 40), paces.of(2, 40), paces.of(1, 20)) == (2.5, None, 1.25), (
+        "layers are taken for alike"
+    )

@@ -145,6 +145,15 @@ def test_a_layer_is_changed_only_for_a_real_gain():
     assert choose_layer(range(80, 128), 32, times, current=10).layer == 80
 
 
+@pytest.mark.parametrize("worker, busy_s, waits", [(0.2, 0.1, True), (0.2, 5.0, False), (1.0, 0.0, False)])
+def test_before_the_first_chunk_only_a_gain_is_waited_for(worker, busy_s, waits):
+    """All heads have run; the mirror is not in place yet. Tails take 0.4 s here, four of them may go there."""
+    now = Outlook(
+        StageTimes(0.6, 0.4, worker), heads_left=0, n_ready=5, n_in_flight=0, busy_s=busy_s, alone_s=100.0
+    )
+    assert should_abandon(now) is not waits
+
+
 def test_a_slow_worker_or_cable_is_not_worth_it():
     assert predict(20, 8, equal_sides(20, worker=30.0)).gain < GAIN_MIN
     assert predict(20, 8, equal_sides(20, link_s=400.0)).gain < GAIN_MIN

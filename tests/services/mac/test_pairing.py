@@ -3,6 +3,8 @@ Method: the compute thread's parts over real engines and the in-memory twin; pac
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,41 @@ def test_the_first_read_uses_the_worker_and_is_learned_from(pair):
     assert read.plan.n_remote and not pair.pairing.paces.known
     pair.pairing.review()
     assert pair.pairing.paces.known and pair.reports == [read.report()]
+
+
+def test_both_sides_are_timed_before_the_first_read_and_it_is_planned_from_that(pair):
+    """The bridge times the worker when the link comes up, the host itself while nothing is held."""
+    pair.worker.link = replace(pair.worker.link, token_ms=1e-6, rtt_us=90.0)
+    n_before = pair.twin.tokens_run
+    pair.idle()
+    assert pair.pairing.paces.known and pair.twin.tokens_run == n_before
+    assert pair.worker.split_layer == 2, "a worker as fast as that gets all that its file holds"
+    read = pair.check(tokens(1100, seed=9))
+    assert read.plan.start == 0 and read.report().split_layer == 2 and read.report().tokens_worker > 0
+    n_timed = pair.pairing._n_timed
+    pair.pairing.review()
+    pair.idle()
+    assert pair.pairing._n_timed == n_timed == 2
+
+
+def test_a_slow_worker_is_left_out_of_the_very_first_read(pair):
+    pair.pairing._layer_pinned = pair.pairing._guarded = True
+    pair.worker.link = replace(pair.worker.link, token_ms=1e4, rtt_us=90.0)
+    pair.idle()
+    assert pair.check(tokens(1100, seed=10)).plan.bypass_reason == "slow"
+
+
+def test_a_worker_that_gave_most_of_a_read_back_rests(pair):
+    """Its pace as a mean over all reads may still look well; what it did last counts."""
+    pair.pairing._layer_pinned = pair.pairing._guarded = True
+    read = pair.check(tokens(1100, seed=11))
+    pair.pairing.review()
+    read.tokens_returned = 2000
+    pair.pairing._open.append(read)
+    assert pair.check(tokens(1100, seed=12)).plan.bypass_reason == "slow"
+    pair.now_s += 70
+    assert pair.check(tokens(1100, seed=13)).plan.bypass_reason in ("", "slow")
+    assert pair.pairing._slow_at is None
 
 
 def test_the_split_layer_moves_between_reads_and_no_bit_with_it(pair):
