@@ -8,6 +8,8 @@ Messages carry numbers only; what a page looks like in bytes is `PageForm`.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from common.wire.message import Message, Part
 
 F16_BYTES = 2
@@ -32,6 +34,8 @@ class PageForm(Part, frozen=True):
     group_pages: int
     model: str
     """Fingerprint of the model: pages of another one are never mixed up with these."""
+    many_rows: Literal["kernels", "products"] = "kernels"
+    """How many query rows are attended (common/engine/forms.py): the same on both sides, for they round differently."""
 
     @property
     def key_bytes(self) -> int:
@@ -151,7 +155,7 @@ class CutConversation(Message, frozen=True):
 
 class HostHolds(Message, frozen=True):
     """What the mac process has in memory now: groups [group_first, ...) and n_tokens tokens in all; the broker plans
-    by this.."""
+    by this."""
 
     conversation: int
     group_first: int
@@ -216,6 +220,11 @@ class HoldFailed(Message, frozen=True):
 # --- route "pages": broker -> bridge and back ------------------------------------------------------------------------
 
 
+class WatchPages(Message, frozen=True):
+    """I am the broker: tell me of PagesUp and PagesDown. Answered at once by the one that is true now. Said first, and
+    again now and then: a bridge that was started anew knows nobody."""
+
+
 class HoldPages(Message, frozen=True):
     """Have the worker make room for pages of this form; what it holds of another conversation is dropped."""
 
@@ -223,21 +232,27 @@ class HoldPages(Message, frozen=True):
     conversation: int
     form: PageForm
     bytes_wanted: int
+    session: int = 0
+    """Names the content for good, not for the life of a process. A worker that already holds pages of this form and
+    session (the cable was cut, the bridge was started anew) keeps them; 0: it keeps none."""
 
 
 class PagesGranted(Message, frozen=True):
-    """The worker holds this conversation's pages now, up to tokens_max of them, under `epoch`."""
+    """The worker holds this conversation's pages now, up to tokens_max keys of every layer, under `epoch`."""
 
     ticket: int
     epoch: int
     conversation: int
     bytes_granted: int
     tokens_max: int
+    n_keys: int = 0
+    """Keys of every layer that it kept from before (HoldPages.session). What the broker knows to be void it cuts."""
 
 
 class PushPage(Message, frozen=True):
-    """Give the worker one page of one layer. The bridge reads it where `place` says and checks its hash. Pages of a
-    layer follow each other without gaps; a page the worker holds already is replaced."""
+    """Give the worker one page of one layer. The bridge reads it where `place` says; the worker checks its hash. Pages
+    of a layer follow each other without gaps. A page that the worker holds already takes its place anew, and those
+    behind it in that layer are gone."""
 
     ticket: int
     epoch: int
@@ -361,7 +376,7 @@ MacToBroker = (
     OpenConversation | KeepPage | KeepState | CutConversation | HostHolds | GroupsReleased | WorkerErred
 )
 BrokerToMac = ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | HoldFailed
-BrokerToBridge = HoldPages | PushPage | CutPages
+BrokerToBridge = WatchPages | HoldPages | PushPage | CutPages
 BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PushFailed
 MacToBridgeAttention = Attend
 BridgeToMacAttention = Attended | AttendFailed
