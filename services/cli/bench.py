@@ -8,6 +8,7 @@ from services.cli.lazy import LazyGroup
 
 BENCHES = {
     "attend": ("services.bench.attend:command", "Attention by pages against flash attention, 27B geometry."),
+    "convert": ("services.bench.convert:command", "Converting a 4B Gemma 3: time, memory, sizes."),
     "engine": ("services.bench.engine:command", "The engine against stock llama.cpp of the same build."),
     "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),

@@ -25,14 +25,16 @@ SCALES = (1.0, 1.0, 0.5, 1.0, 0.2, 0.05)
 CANDIDATES_EACH_SIDE = {16: 12, 64: 6, 256: 4}
 """By the number of clusters up to which they serve: the work grows with its square."""
 LLOYD_BETWEEN, LLOYD_LAST = 5, 30
-HISTOGRAM_FROM = 1 << 17
+HISTOGRAM_FROM, HISTOGRAM_PIECE = 1 << 17, 1 << 22
 """Groups of at least so many weights are counted by value; smaller ones are sorted."""
 
 
 def order_keys(weights: np.ndarray) -> np.ndarray:
     """u16 in the order of the fp16 values: the sign's bit turned, negative numbers inverted."""
     bits = np.ascontiguousarray(weights).view(np.uint16)
-    return np.where(bits & 0x8000, ~bits, bits | 0x8000).astype(np.uint16, copy=False)
+    keys = bits | np.uint16(0x8000)
+    np.invert(bits, out=keys, where=bits > 0x7FFF)
+    return keys
 
 
 @functools.cache
@@ -71,7 +73,11 @@ class _Groups:
     def of(cls, keys: np.ndarray) -> _Groups:
         n_groups, n = keys.shape
         if n_groups == 1 and n >= HISTOGRAM_FROM:
-            counts = np.bincount(keys[0], minlength=1 << 16)
+            # In pieces: bincount makes 8 bytes of every key it gets.
+            pieces = (keys[0, at : at + HISTOGRAM_PIECE] for at in range(0, n, HISTOGRAM_PIECE))
+            counts = np.zeros(1 << 16, np.int64)
+            for piece in pieces:
+                counts += np.bincount(piece, minlength=1 << 16)
             present = np.flatnonzero(counts)
             values, weights = key_values()[present][None], counts[present][None].astype(np.float64)
         else:

@@ -15,7 +15,7 @@ from common.errors import ModelError, SettingError
 from device.coreml.convert.kmeans import centres, key_values, order_keys
 
 BITS = (1, 2, 3, 4, 6, 8)
-WEIGHTS_AT_ONCE = 1 << 20
+WEIGHTS_AT_ONCE, ROWS_COMPARED = 1 << 20, 256
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,15 @@ class Palette:
 
     def error(self, weights: np.ndarray) -> float:
         """Relative error: root of the summed squares of the differences, over that of the weights."""
-        original = weights.astype(np.float32)
-        difference = np.linalg.norm(original - self.dense().astype(np.float32))
-        return float(difference / max(float(np.linalg.norm(original)), 1e-30))
+        wrong = total = 0.0
+        rows = len(self.indices) // len(self.tables)
+        for group, table in enumerate(self.tables.astype(np.float32)):
+            for first in range(group * rows, (group + 1) * rows, ROWS_COMPARED):
+                part = slice(first, min(first + ROWS_COMPARED, (group + 1) * rows))
+                original = weights[part].astype(np.float32)
+                wrong += float(np.square(original - table[self.indices[part]]).sum(dtype=np.float64))
+                total += float(np.square(original).sum(dtype=np.float64))
+        return float(np.sqrt(wrong / max(total, 1e-60)))
 
 
 def palettise(weights: np.ndarray, lut: Lut, what: str = "a matrix") -> Palette:

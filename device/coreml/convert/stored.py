@@ -20,6 +20,7 @@ from device.coreml.convert.description import GemmaModel
 from device.coreml.convert.palette import Lut, Palette, palettise
 
 FP16_MAX = 65504.0
+BLOCK_WEIGHTS = 1 << 22
 
 
 @dataclass
@@ -56,13 +57,24 @@ class WeightStore:
         return _shared(toolchain.builder(), fp16(values, name), name)
 
     def _made(self, name: str, first: int, last: int | None) -> np.ndarray | Palette:
-        weights = fp16(self.model.rows(name, first, last), name)
+        weights = self._rounded(name, first, last)
         made: np.ndarray | Palette = weights
         if self.lut is not None:
             made = palettise(weights, self.lut, name)
             self.errors.append((weights.size, made.error(weights)))
         self.on_weights(weights.size)
         return made
+
+    def _rounded(self, name: str, first: int, last: int | None) -> np.ndarray:
+        """fp16 rows of a matrix, which may be too large to be held in f32 at once."""
+        n_out, n_in = self.model.shape(name)
+        last = n_out if last is None else last
+        step = max(BLOCK_WEIGHTS // n_in, 1)
+        weights = np.empty((last - first, n_in), np.float16)
+        for at in range(first, last, step):
+            end = min(at + step, last)
+            weights[at - first : end - first] = fp16(self.model.rows(name, at, end), name)
+        return weights
 
     @property
     def error(self) -> float:
