@@ -30,6 +30,15 @@ GROUP_PAGES = 4
 PAGE_PAD_TOKENS = 64
 """Pages are multiples of this many keys, and attention over the newest one reads a multiple of it."""
 
+APPEND_PIECE_BYTES = 1 * MIB
+"""A page travels in pieces of so many bytes, so that a query waits for one of them and not for a page."""
+APPEND_PIECE_BYTES_MAX = 4 * MIB
+N_HEAD_MAX = 1024
+"""Heads of keys and values, and query heads on each of them, that a worker holds pages for."""
+HEAD_DIM_MAX = 4096
+QUERY_TOKENS_MAX = 1024
+"""Tokens that one query asks for."""
+
 FROZEN_ASK_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024)
 """Upper bounds by which a worker counts the seconds of a frozen page's answers."""
 
@@ -111,4 +120,6 @@ assert PROMPT_BYTES_MAX < PUBLIC_BYTES_MAX <= PUBLIC_PENDING_BYTES_MAX, (
     "the longest prompt fits, and can be prepared"
 )
 assert CHUNK_WINDOW <= CHUNK_WINDOW_MAX
+assert APPEND_PIECE_BYTES <= APPEND_PIECE_BYTES_MAX < FRAME_BYTES_MAX
+assert UBATCH_TOKENS <= QUERY_TOKENS_MAX
 assert UBATCH_TOKENS <= CHUNK_TOKENS_MAX

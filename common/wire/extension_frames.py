@@ -39,7 +39,7 @@ HELLO3 = (
 
 
 @dataclass(frozen=True)
-class _Hello3(Frame):
+class Hello3Fields(Frame):
     """Both halves of the greeting have the same fields. `text` is what `fingerprint` is the hash of.
 
     split_layer: in HELLO3 the first layer the host wants run; in HELLO3_OK the first layer the worker holds, with
@@ -77,13 +77,13 @@ class _Hello3(Frame):
 
 @frame(RESIDUAL, "HELLO3", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
 @dataclass(frozen=True)
-class Hello3(_Hello3):
+class Hello3(Hello3Fields):
     pass
 
 
 @frame(RESIDUAL, "HELLO3_OK", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
 @dataclass(frozen=True)
-class Hello3Ok(_Hello3):
+class Hello3Ok(Hello3Fields):
     pass
 
 

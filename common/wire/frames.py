@@ -1,8 +1,9 @@
 """The frame: 16 bytes of header, then a payload. Channels, the class every frame derives from, encode and decode.
 
 docs/protocol.md draws what is written here and tests/contract/test_protocol.py compares the two. The frames of the
-residual channel are in `base_frames` (what the published app speaks) and `extension_frames` (ours); this file does not
-know them. Who may say what when is `link`'s business; cutting a byte stream into frames is `stream`'s.
+residual channel are in `base_frames` (what the published app speaks) and `extension_frames` (ours), those of the
+attention channel in `attention_base_frames` and `attention_extension_frames`; this file does not know them. Who may say
+what when is `link`'s business; cutting a byte stream into frames is `stream`'s.
 
 A decoder trusts nothing: sizes, counts and types are compared with their bounds before anything is built, and every
 complaint is a RemoteProtocolError of bounded length.
@@ -61,7 +62,7 @@ class Frame:
         return self.TYPE >= EXTENSION_TYPE_MIN
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Channel:
     """One binary TCP connection of the cable. `frames` maps a type number to its classes (two: told apart by size)."""
 
@@ -103,7 +104,6 @@ ATTENTION = Channel(
     | {"ERR2": 79},
     {},
 )
-"""Numbers only so far: held pages bring its frames."""
 CONTROL_PORT = 50061
 
 F = TypeVar("F", bound=type[Frame])

@@ -1,15 +1,19 @@
 """The grammar of the residual channel: who may say what when, and what answers what. Tables, and nothing else.
 
-`link` walks them; docs/protocol.md prints them and tests/contract/test_protocol.py compares.
+`link` walks them; docs/protocol.md prints them and tests/contract/test_protocol.py compares. `Rules` is what a channel
+has of such tables; the attention channel's are in `attention_grammar`.
 """
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
-from common.wire.frames import Frame
+from common.wire.frames import RESIDUAL, Channel, Frame
 
 
 class Role(enum.Enum):
@@ -95,9 +99,47 @@ OVERTAKING: dict[type[Frame], type[Frame]] = {ext.Trim2: ext.Chunk2}
 """A request that may be said while others are unanswered: chunks behind the point a TRIM2 goes back to need not be run
 any more. Answers still come in order."""
 
-ALLOWED_TYPES = {
-    (phase, role): frozenset(what.TYPE for who, what in GRAMMAR[phase] if who is role)
-    for phase in Phase
-    for role in Role
-}
-"""Frame types that `role` may say in `phase`."""
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """A channel's grammar, and those of its frames that a link looks at itself."""
+
+    channel: Channel
+    grammar: dict[Phase, dict[tuple[Role, type[Frame]], Phase]]
+    answers: dict[type[Frame], type[Frame]]
+    pipelined: tuple[type[Frame], ...]
+    mixed: bool
+    """Whether those of `pipelined` may be unanswered beside each other."""
+    overtaking: dict[type[Frame], type[Frame]]
+    hello3: tuple[type[Frame], type[Frame]]
+    """The extension's greeting and its answer."""
+    ping: tuple[type[Frame], ...]
+    """PING and PONG, where they are no request and answer like others."""
+    bye: type[Frame]
+    err: Any
+    err2: Any
+    """Frame classes too, which begin with the same fields on every channel."""
+
+    @cached_property
+    def allowed_types(self) -> dict[tuple[Phase, Role], frozenset[int]]:
+        """Frame types that a role may say in a phase."""
+        return {
+            (phase, role): frozenset(what.TYPE for who, what in self.grammar[phase] if who is role)
+            for phase in Phase
+            for role in Role
+        }
+
+
+RESIDUAL_RULES = Rules(
+    channel=RESIDUAL,
+    grammar=GRAMMAR,
+    answers=ANSWERS,
+    pipelined=PIPELINED,
+    mixed=False,
+    overtaking=OVERTAKING,
+    hello3=(ext.Hello3, ext.Hello3Ok),
+    ping=(base.Ping, base.Pong),
+    bye=base.Bye,
+    err=base.Err,
+    err2=ext.Err2,
+)

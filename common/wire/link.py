@@ -23,15 +23,13 @@ from common.wire.deadlines import AckClock
 from common.wire.frames import (
     EXT_HDR,
     EXTENSION_TYPE_MIN,
-    RESIDUAL,
-    Channel,
     Frame,
     decode,
     encode,
     split_stamp,
     stamp_hash,
 )
-from common.wire.grammar import ALLOWED_TYPES, ANSWERS, GRAMMAR, OVERTAKING, PIPELINED, Phase, Role
+from common.wire.grammar import RESIDUAL_RULES, Phase, Role, Rules
 from common.wire.stream import RawFrame
 
 CHUNK_HEAD_BYTES = EXT_HDR.size + ext.Chunk2.LAYOUT.size
@@ -67,18 +65,22 @@ class Refused:
 
 
 class Link:
-    """One connection. `window` is the most unanswered chunks this side sends (host) or takes (worker)."""
+    """One connection of the residual channel; `attention_link` has the other channel's.
+
+    `window` is the most unanswered chunks this side sends (host) or takes (worker).
+    """
+
+    rules: Rules = RESIDUAL_RULES
 
     def __init__(
         self,
         role: Role,
         *,
-        channel: Channel = RESIDUAL,
         window: int = CHUNK_WINDOW_MAX,
         clock: AckClock | None = None,
     ) -> None:
         self.role = role
-        self.channel = channel
+        self.channel = self.rules.channel
         self.phase = Phase.OPEN
         self.window = window
         self.epoch = 0
@@ -105,9 +107,11 @@ class Link:
 
     def room(self, request: type[Frame]) -> bool:
         """Whether a request of this class may be sent now."""
-        if request in PIPELINED and self.pending:
-            return len(self.pending) < self.window and all(p.request is request for p in self.pending)
-        overtaken = OVERTAKING.get(request)
+        rules = self.rules
+        if request in rules.pipelined and self.pending:
+            beside = rules.pipelined if rules.mixed else (request,)
+            return len(self.pending) < self.window and all(p.request in beside for p in self.pending)
+        overtaken = rules.overtaking.get(request)
         return all(p.request is overtaken for p in self.pending)
 
     def due_at(self) -> float | None:
@@ -117,10 +121,14 @@ class Link:
     def bytes_max(self, frame_type: int) -> int:
         """Longest payload of this type that may come now. For FrameReader: asked before anything is allocated."""
         bound = self.channel.bytes_max(frame_type)
-        if frame_type not in ALLOWED_TYPES[self.phase, self.role.other]:
+        if frame_type not in self.rules.allowed_types[self.phase, self.role.other]:
             raise RemoteProtocolError(
                 f"frame type {frame_type} may not come while the link is {self.phase.value}"
             )
+        return self._bound(frame_type, bound)
+
+    def _bound(self, frame_type: int, bound: int) -> int:
+        """`bound`, or less where what was said before tells how long such a frame may be."""
         if frame_type in (base.Chunk.TYPE, ext.Chunk2.TYPE):
             return min(bound, CHUNK_HEAD_BYTES + CHUNK_TOKENS_MAX * self.n_embd * 4)
         return bound
@@ -133,13 +141,13 @@ class Link:
         Raises LocalProtocolError when it may not be said now; the link is then as before.
         """
         following = self._follow(self.role, frame, LocalProtocolError)
-        request = type(frame) in ANSWERS
+        request, ping = type(frame) in self.rules.answers, self.rules.ping
         full = request and not self.room(type(frame))
-        if full or (isinstance(frame, base.Ping) and self.pending):
+        if full or (isinstance(frame, ping[:1]) and self.pending):
             raise LocalProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
-        if isinstance(frame, base.Pong) and not self._pings_in:
+        if isinstance(frame, ping[1:]) and not self._pings_in:
             raise LocalProtocolError("PONG without PING")
-        if isinstance(frame, ext.Hello3) and not epoch:
+        if isinstance(frame, self.rules.hello3[0]) and not epoch:
             raise LocalProtocolError("HELLO3 needs an epoch other than 0")
         self._check_shape(frame, LocalProtocolError)
         buffers = encode(self.channel, frame, epoch=epoch or self.epoch, seq=self._seq_sent + 1)
@@ -150,10 +158,10 @@ class Link:
             self._settle(frame, LocalProtocolError)
         self.epoch = epoch or self.epoch
         self._seq_sent += frame.stamped
-        self._pings_out += isinstance(frame, base.Ping)
-        self._pings_in -= isinstance(frame, base.Pong)
+        self._pings_out += isinstance(frame, ping[:1])
+        self._pings_in -= isinstance(frame, ping[1:])
         if request:
-            self._pend(type(frame), getattr(frame, "n_tok", 0), self._seq_sent, now, n_bytes, tag)
+            self._pend(type(frame), self._work(frame), self._seq_sent, now, n_bytes, tag)
         self._note(frame)
         self.phase = following
         return buffers
@@ -161,9 +169,9 @@ class Link:
     def farewell(self, error: OutriggerError, n_valid: int = 0) -> list[memoryview]:
         """The worker's last word before it closes because of `error`: ERR2 or ERR, whichever the peer understands."""
         self.phase = Phase.CLOSED
-        complaint = ext.Err2.of(0, error.code, n_valid, str(error))
+        complaint = self.rules.err2.of(0, error.code, n_valid, str(error))
         if not self._heard_extension:
-            return encode(self.channel, base.Err(complaint.text))
+            return encode(self.channel, self.rules.err(complaint.text))
         return encode(self.channel, complaint, epoch=self.epoch, seq=self._seq_sent + 1)
 
     # --- receiving
@@ -198,16 +206,17 @@ class Link:
 
     def _book(self, frame: Frame, now: float, n_bytes: int) -> Arrived:
         """Enter a request that came, or settle the one that `frame` answers."""
-        if isinstance(frame, base.Pong) and not self._pings_out:
+        ping = self.rules.ping
+        if isinstance(frame, ping[1:]) and not self._pings_out:
             raise RemoteProtocolError("PONG without PING")
-        self._pings_out -= isinstance(frame, base.Pong)
-        self._pings_in += isinstance(frame, base.Ping)
-        if type(frame) not in ANSWERS:
+        self._pings_out -= isinstance(frame, ping[1:])
+        self._pings_in += isinstance(frame, ping[:1])
+        if type(frame) not in self.rules.answers:
             answered = self._settle(frame, RemoteProtocolError) if self.role is Role.HOST else None
             return Arrived(frame, self._seq_seen, answered)
         if not self.room(type(frame)):
             raise RemoteProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
-        pending = self._pend(type(frame), getattr(frame, "n_tok", 0), self._seq_seen, now, n_bytes)
+        pending = self._pend(type(frame), self._work(frame), self._seq_seen, now, n_bytes)
         return Arrived(frame, pending.seq)
 
     def _refuse(self, raw: RawFrame, now: float) -> Refused:
@@ -217,7 +226,7 @@ class Link:
         )
         self.counts["bad_hash"] += 1
         request = self.channel.frames[raw.type][0]
-        if request not in ANSWERS or self.phase is not Phase.EXTENDED:
+        if request not in self.rules.answers or self.phase is not Phase.EXTENDED:
             raise error
         # Frames are numbered without gaps, so this is the next one, whatever its header says.
         self._seq_seen += 1
@@ -227,6 +236,15 @@ class Link:
         if seq != self._seq_seen + 1:
             raise RemoteProtocolError(f"frame {seq} came after frame {self._seq_seen}: there is a gap")
         self._seq_seen = seq
+
+    def _work(self, frame: Frame) -> int:
+        """How much a request computes, in the unit of the clock's pace: tokens."""
+        return getattr(frame, "n_tok", 0)
+
+    def _learn(self, answer: Frame, answered: Pending) -> None:
+        """Take in the pace that an answer tells. Raises nothing."""
+        if isinstance(answer, (base.ChunkAck, ext.Chunk2Ack)):
+            self.clock.learn(answer.n_tok, answer.compute_ms)
 
     def _check_shape(self, frame: Frame, error: type[OutriggerError]) -> None:
         """Compare a chunk's width with the model's: the codec cannot know it."""
@@ -240,7 +258,7 @@ class Link:
     # --- both
 
     def _follow(self, who: Role, frame: Frame, error: type[OutriggerError]) -> Phase:
-        following = GRAMMAR[self.phase].get((who, type(frame)))
+        following = self.rules.grammar[self.phase].get((who, type(frame)))
         if following is None:
             raise error(f"{who.value} may not say {frame.NAME} while the link is {self.phase.value}")
         return following
@@ -249,7 +267,7 @@ class Link:
         """Remember what later frames are measured by."""
         if isinstance(frame, (base.Hello, ext.Hello3)):
             self.n_embd = frame.n_embd
-        if isinstance(frame, (ext.Hello3, ext.Hello3Ok)):
+        if isinstance(frame, ext.Hello3Fields):
             self.window = min(self.window, frame.window)
             self.peer_bytes_max = min(self.peer_bytes_max, frame.frame_mib_max * MIB)
 
@@ -266,25 +284,25 @@ class Link:
 
     def _settle(self, frame: Frame, error: type[OutriggerError]) -> Pending | None:
         """Take the request that `frame` answers off the list; None when `frame` answers nothing."""
-        failure = isinstance(frame, (base.Err, ext.Err2))
-        if not failure and type(frame) not in ANSWERS.values():
+        rules = self.rules
+        failure = isinstance(frame, (rules.err, rules.err2))
+        if not failure and type(frame) not in rules.answers.values():
             return None
-        if isinstance(frame, ext.Err2) and frame.answers == 0:
+        if isinstance(frame, rules.err2) and frame.answers == 0:
             return None
         if not self.pending:
             if failure and self.phase is not Phase.EXTENDED:
                 return None  # a complaint about the greeting, or about the connection
             raise error(f"{frame.NAME} answers nothing")
         oldest = self.pending[0]
-        if not failure and ANSWERS[oldest.request] is not type(frame):
+        if not failure and rules.answers[oldest.request] is not type(frame):
             raise error(f"{frame.NAME} does not answer {oldest.request.NAME}")
         if frame.stamped and frame.answers != oldest.seq:  # type: ignore[attr-defined]
             raise error(f"{frame.NAME} answers frame {frame.answers}; frame {oldest.seq} is next")  # type: ignore[attr-defined]
         if getattr(frame, "n_tok", oldest.n_tokens) != oldest.n_tokens:
             raise error(f"{frame.NAME} speaks of {frame.n_tok} tokens; {oldest.n_tokens} were asked")  # type: ignore[attr-defined]
         self.pending.popleft()
-        if isinstance(frame, (base.ChunkAck, ext.Chunk2Ack)):
-            self.clock.learn(frame.n_tok, frame.compute_ms)
+        self._learn(frame, oldest)
         return oldest
 
 

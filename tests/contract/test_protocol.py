@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from common.limits import ERROR_TEXT_BYTES_MAX, FINGERPRINT_TEXT_BYTES_MAX, FRAME_BYTES_MAX, ROW_SECTIONS_MAX
+from common.wire import attention_base_frames as pages
+from common.wire import attention_extension_frames as pages_ext
+from common.wire import attention_grammar, frames, grammar, rows
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
-from common.wire import frames, grammar, rows
 from common.wire.layout import Layout
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
@@ -38,10 +40,34 @@ RECORDS = {
     "state_data2": ext.StateData2.LAYOUT,
     "snapshot": ext.Snapshot.LAYOUT,
     "err2": ext.Err2.LAYOUT,
+    "pages_hello": pages.HelloOk.LAYOUT,
+    "config": pages.Config.LAYOUT,
+    "append": pages.Append.LAYOUT,
+    "truncate": pages.Truncate.LAYOUT,
+    "attn": pages.Attn.LAYOUT,
+    "attn_rep": pages.AttnOk.LAYOUT,
+    "pages_ping": pages.Ping.LAYOUT,
+    "fetch": pages.Fetch.LAYOUT,
+    "config2": pages_ext.Config2.LAYOUT,
+    "config2_ok": pages_ext.Config2Ok.LAYOUT,
+    "append2": pages_ext.Append2.LAYOUT,
+    "pages_ok2": pages_ext.Ok2.LAYOUT,
+    "attn2": pages_ext.Attn2.LAYOUT,
+    "attn2_ok": pages_ext.Attn2Ok.LAYOUT,
+    "fetch2": pages_ext.Fetch2.LAYOUT,
+    "pages_err2": pages_ext.Err2.LAYOUT,
     "rows_head": rows.ROWS_HEAD,
     "rows_section": rows.ROWS_SECTION,
 }
-NO_RECORD = {"-", "residual", "blob", "text", "bytes", "logits f32"}
+NO_RECORD = {
+    *("-", "residual", "blob", "text", "bytes", "logits f32"),
+    *("rows", "queries", "results", "layers", "piece"),
+}
+BLOCKS = ["header", "residual records", "attention records", "rows records"]
+RULES = [grammar.RESIDUAL_RULES, attention_grammar.ATTENTION_RULES]
+PREFIX = {"residual": "", "attention": "attention "}
+"""Of a channel's tables of grammar and answers."""
+each_channel = pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.channel.name)
 
 
 def part(name: str) -> str:
@@ -70,7 +96,7 @@ def records(name: str) -> dict[str, tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("block", ["header", "residual records", "rows records"])
+@pytest.mark.parametrize("block", BLOCKS)
 def test_records_are_the_layouts(block):
     for name, (size, line) in records(block).items():
         assert line == RECORDS[name].line, name
@@ -78,7 +104,7 @@ def test_records_are_the_layouts(block):
 
 
 def test_every_record_is_documented():
-    documented = {name for block in ("header", "residual records", "rows records") for name in records(block)}
+    documented = {name for block in BLOCKS for name in records(block)}
     assert documented == set(RECORDS)
 
 
@@ -99,9 +125,10 @@ def test_type_numbers(channel):
     assert {row[1]: int(row[0]) for row in table(f"{channel.name} types")} == channel.types
 
 
-def test_payloads_and_longest_payloads():
-    for number, name, payload, longest in table("residual types"):
-        classes = frames.RESIDUAL.frames[int(number)]
+@each_channel
+def test_payloads_and_longest_payloads(rules):
+    for number, name, payload, longest in table(f"{rules.channel.name} types"):
+        classes = rules.channel.frames[int(number)]
         alternatives = payload.split(" or ")
         assert len(classes) == len(alternatives)
         for cls, text in zip(classes, alternatives, strict=True):
@@ -121,26 +148,31 @@ def test_payloads_and_longest_payloads():
         assert total == max(cls.BYTES_MAX for cls in classes), name
 
 
-def test_every_type_has_its_frame():
-    assert set(frames.RESIDUAL.frames) == set(frames.RESIDUAL.types.values())
+@each_channel
+def test_every_type_has_its_frame(rules):
+    assert set(rules.channel.frames) == set(rules.channel.types.values())
 
 
-def test_grammar():
-    for phase_text, *cells in table("grammar"):
+@each_channel
+def test_grammar(rules):
+    written = table(f"{PREFIX[rules.channel.name]}grammar")
+    for phase_text, *cells in written:
         phase = grammar.Phase(phase_text)
         for role, cell in zip((grammar.Role.HOST, grammar.Role.WORKER), cells, strict=True):
             said = {}
             for item in filter(None, cell.split(", ")):
                 name, _, following = item.partition(" → ")
                 said[name] = grammar.Phase(following) if following else phase
-            coded = {cls.NAME: to for (who, cls), to in grammar.GRAMMAR[phase].items() if who is role}
+            coded = {cls.NAME: to for (who, cls), to in rules.grammar[phase].items() if who is role}
             assert said == coded, (phase_text, role)
-    assert {row[0] for row in table("grammar")} == {phase.value for phase in grammar.Phase} - {"closed"}
-    assert grammar.GRAMMAR[grammar.Phase.CLOSED] == {}
+    assert {row[0] for row in written} == {phase.value for phase in grammar.Phase} - {"closed"}
+    assert rules.grammar[grammar.Phase.CLOSED] == {}
 
 
-def test_answers():
-    assert dict(table("answers")) == {ask.NAME: answer.NAME for ask, answer in grammar.ANSWERS.items()}
+@each_channel
+def test_answers(rules):
+    documented = dict(table(f"{PREFIX[rules.channel.name]}answers"))
+    assert documented == {ask.NAME: answer.NAME for ask, answer in rules.answers.items()}
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,38 @@ from hypothesis import strategies as st
 from common.errors import RemoteProtocolError
 from common.limits import FRAME_BYTES_MAX
 from common.wire import rows
-from common.wire.frames import EXT_HDR, HEADER, RESIDUAL, Frame, decode, encode, split_stamp, stamp_hash
+from common.wire.frames import (
+    ATTENTION,
+    EXT_HDR,
+    HEADER,
+    RESIDUAL,
+    Channel,
+    Frame,
+    decode,
+    encode,
+    split_stamp,
+    stamp_hash,
+)
 from common.wire.layout import Payload
 from common.wire.stream import STAGING_BYTES, FrameReader, FrameWriter
+from tests.common.wire.attention_strategies import attention_frames
 from tests.common.wire.strategies import cuts, frames, row_sections
 
-CLASSES = [cls for classes in RESIDUAL.frames.values() for cls in classes]
+CHANNELS = {
+    RESIDUAL: frames,
+    ATTENTION: attention_frames,
+}
+CHANNEL_OF = {cls: channel for channel in CHANNELS for classes in channel.frames.values() for cls in classes}
+TYPES = [(channel, number) for channel in CHANNELS for number in sorted(channel.frames)]
+any_frame = frames() | attention_frames()
+conversations = st.one_of(
+    [st.lists(of(), min_size=1, max_size=6).map(lambda said, c=c: (c, said)) for c, of in CHANNELS.items()]
+)
 
 
-def read_stream(data: bytes, sizes: list[int], bytes_max=RESIDUAL.bytes_max) -> list[tuple[int, bytes]]:
+def read_stream(data: bytes, sizes: list[int], channel: Channel = RESIDUAL) -> list[tuple[int, bytes]]:
     """Feed `data` to a reader in pieces of at most `sizes` (repeated) and copy out the frames it reports."""
-    reader = FrameReader(RESIDUAL.magic, bytes_max)
+    reader = FrameReader(channel.magic, channel.bytes_max)
     found: list[tuple[int, bytes]] = []
     at, turn = 0, 0
     while at < len(data):
@@ -39,11 +60,11 @@ def read_stream(data: bytes, sizes: list[int], bytes_max=RESIDUAL.bytes_max) -> 
     return found
 
 
-def send_stream(messages: list[Frame], sizes: list[int]) -> bytes:
+def send_stream(channel: Channel, messages: list[Frame], sizes: list[int]) -> bytes:
     """What a transport receives that takes at most `sizes` bytes at a time."""
     writer = FrameWriter()
     for seq, message in enumerate(messages, 1):
-        writer.add(encode(RESIDUAL, message, epoch=7, seq=seq))
+        writer.add(encode(channel, message, epoch=7, seq=seq))
     sent = bytearray()
     turn = 0
     while writer:
@@ -55,31 +76,33 @@ def send_stream(messages: list[Frame], sizes: list[int]) -> bytes:
     return bytes(sent)
 
 
-@given(messages=st.lists(frames(), min_size=1, max_size=6), send_sizes=cuts, read_sizes=cuts)
-def test_every_message_survives_every_cut(messages, send_sizes, read_sizes):
-    stream = send_stream(messages, send_sizes)
-    found = read_stream(stream, read_sizes)
+@given(conversation=conversations, send_sizes=cuts, read_sizes=cuts)
+def test_every_message_survives_every_cut(conversation, send_sizes, read_sizes):
+    channel, messages = conversation
+    stream = send_stream(channel, messages, send_sizes)
+    found = read_stream(stream, read_sizes, channel)
     assert len(found) == len(messages)
     for seq, (message, (frame_type, payload)) in enumerate(zip(messages, found, strict=True), 1):
         stamp, body = split_stamp(frame_type, memoryview(payload))
-        assert decode(RESIDUAL, frame_type, body) == message
+        assert decode(channel, frame_type, body) == message
         assert (stamp is not None) == message.stamped
         if stamp is not None:
             assert (stamp.epoch, stamp.seq) == (7, seq)
             assert stamp.xxh3 == stamp_hash(frame_type, 7, seq, (body,))
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", CHANNEL_OF, ids=lambda cls: f"{CHANNEL_OF[cls].name}-{cls.__name__}")
 def test_every_class_is_drawn_and_returns(cls):
     """No class escapes the law because a strategy forgot it."""
+    channel = CHANNEL_OF[cls]
 
     @settings(max_examples=10)
-    @given(frames(cls))
+    @given(CHANNELS[channel](cls))
     def holds(message):
         assert type(message) is cls
-        buffers = encode(RESIDUAL, message, epoch=1, seq=1)
+        buffers = encode(channel, message, epoch=1, seq=1)
         body = memoryview(b"".join(buffers))[HEADER.size + (EXT_HDR.size if message.stamped else 0) :]
-        again = decode(RESIDUAL, cls.TYPE, body)
+        again = decode(channel, cls.TYPE, body)
         assert type(again) is cls
         assert again == message
 
@@ -112,28 +135,29 @@ def test_garbage_is_refused_or_incomplete(data, sizes):
 
 
 @given(
-    frame_type=st.sampled_from(sorted(RESIDUAL.frames)) | st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(TYPES) | st.tuples(st.sampled_from(list(CHANNELS)), st.integers(0, 2**32 - 1)),
     payload=st.binary(max_size=400),
     sizes=cuts,
 )
-def test_framed_garbage_is_decoded_or_refused(frame_type, payload, sizes):
+def test_framed_garbage_is_decoded_or_refused(kind, payload, sizes):
     """A well-formed header before random bytes: what comes out is a message or a RemoteProtocolError."""
-    data = HEADER.pack((RESIDUAL.magic, frame_type, len(payload))) + payload
+    channel, frame_type = kind
+    data = HEADER.pack((channel.magic, frame_type, len(payload))) + payload
     try:
-        ((found_type, found),) = read_stream(data, sizes)
+        ((found_type, found),) = read_stream(data, sizes, channel)
         _, body = split_stamp(found_type, memoryview(found))
-        message = decode(RESIDUAL, found_type, body)
+        message = decode(channel, found_type, body)
     except RemoteProtocolError as error:
         assert len(str(error)) < 400
     else:
-        assert type(message) in RESIDUAL.frames[frame_type]
+        assert type(message) in channel.frames[frame_type]
 
 
-@given(message=frames(), flip=st.integers(0, 10**6), bit=st.integers(0, 7))
+@given(message=any_frame, flip=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_passes_the_hash(message, flip, bit):
     if not message.stamped:
         return
-    stream = bytearray(b"".join(encode(RESIDUAL, message, epoch=3, seq=9)))
+    stream = bytearray(b"".join(encode(CHANNEL_OF[type(message)], message, epoch=3, seq=9)))
     at = HEADER.size + flip % (len(stream) - HEADER.size)
     stream[at] ^= 1 << bit
     stamp, body = split_stamp(message.TYPE, memoryview(stream)[HEADER.size :])
@@ -142,13 +166,14 @@ def test_a_flipped_bit_never_passes_the_hash(message, flip, bit):
 
 
 @pytest.mark.parametrize("announced", [FRAME_BYTES_MAX + 1, 2**40, 2**64 - 1])
-@pytest.mark.parametrize("frame_type", sorted(RESIDUAL.frames))
-def test_a_long_frame_is_refused_before_anything_is_allocated(frame_type, announced):
-    header = HEADER.pack((RESIDUAL.magic, frame_type, announced))
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+def test_a_long_frame_is_refused_before_anything_is_allocated(kind, announced):
+    channel, frame_type = kind
+    header = HEADER.pack((channel.magic, frame_type, announced))
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="announces"):
-            read_stream(header, [len(header)])
+            read_stream(header, [len(header)], channel)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

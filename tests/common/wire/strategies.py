@@ -68,7 +68,7 @@ def _hello_ok2(draw) -> dict:
 
 
 @st.composite
-def _hello3(draw) -> dict:
+def hello3(draw) -> dict:
     text = draw(st.text(max_size=200))
     low = draw(st.integers(0, 9))
     more = {
@@ -149,8 +149,8 @@ FIELDS: dict[type[Frame], st.SearchStrategy] = {
     base.Pong: st.fixed_dictionaries({"data": payloads}),
     base.Bye: st.just({}),
     base.Err: st.fixed_dictionaries({"text": st.text(max_size=60)}),
-    ext.Hello3: _hello3(),
-    ext.Hello3Ok: _hello3(),
+    ext.Hello3: hello3(),
+    ext.Hello3Ok: hello3(),
     ext.Chunk2: _chunk(),
     ext.Chunk2Ack: _chunk2_ack(),
     ext.Sync2: sync,
