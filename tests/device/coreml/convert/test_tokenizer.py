@@ -1,6 +1,6 @@
 """Aim: the tokenizer.json made from a GGUF tokenizes as llama.cpp does with that GGUF.
 
-Method: merges of a small vocabulary by hand; Gemma 3's whole vocabulary through the `tokenizers` package, token by token.
+Method: merges of a small vocabulary by hand; Gemma 3's whole one through the `tokenizers` package, token by token.
 """
 
 from pathlib import Path
