@@ -37,6 +37,8 @@ REOPENS_S_MAX = 0.5
 OPEN_READS_MAX = 4
 """Reads that may still end; what was given up is forgotten behind them."""
 RUNS_TIMED = 2
+RETURNED_MIN = 4 * UBATCH_TOKENS
+"""Of a read that gives most of its tokens back, so many show that the worker became slow; fewer may be chance."""
 UBATCHES_PLANNED = (8, 64)
 """The split layer is chosen for reads as long as the last one, within these bounds."""
 
@@ -121,7 +123,7 @@ class Pairing:
             if report.tokens_returned:
                 log.info("worker too slow, rest read on the host", tokens=report.tokens_returned)
                 self._tally.returned()
-            if report.tokens_returned > report.tokens_worker and self._slow_at is None:
+            if report.tokens_returned >= max(RETURNED_MIN, report.tokens_worker) and self._slow_at is None:
                 self._slow_at = self._clock()
             self._on_read(report)
 

@@ -16,7 +16,7 @@ from common.metrics import Metrics
 from common.model.spec import ModelSpec
 from common.wire import messages as m
 from common.wire.routes import GENERATE, LINK
-from services.mac.host import Host, choose_split_layer
+from services.mac.host import Host, check_split_decode, choose_split_layer
 from services.runtime.bus import Asker, Owner
 from services.runtime.endpoints import route_endpoint
 
@@ -198,3 +198,12 @@ def test_the_split_layer(tiny_models, settings, layer):
 def test_a_split_layer_beyond_the_model_is_refused_with_the_range(tiny_models):
     with pytest.raises(SettingError, match=r"split_layer is 8; .* 1 to 7"):
         choose_split_layer(HostSettings(split_layer=8), ModelSpec.read(tiny_models["qwen35"]))
+
+
+@pytest.mark.parametrize(
+    "settings, words", [({"split": "off"}, "split is off"), ({"decode": "paged"}, "decode is paged")]
+)
+def test_split_decode_says_what_it_cannot_be_combined_with(settings, words):
+    check_split_decode(HostSettings(split_decode="on"))
+    with pytest.raises(SettingError, match=words):
+        check_split_decode(HostSettings(split_decode="on", **settings))
