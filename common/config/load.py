@@ -240,6 +240,10 @@ def _model(values: Mapping[str, Any]) -> str:
     return str(Path(values["run.data_dir"]) / "models" / EMBEDDED_MODEL)
 
 
+def _journal_dir(values: Mapping[str, Any]) -> str:
+    return str(Path(values["run.data_dir"]) / "journal")
+
+
 def _host_threads(values: Mapping[str, Any]) -> int:
     """All cores, or half of them when the other half is for a worker on this machine."""
     alone = values.get("host.split") == "off" or values.get("bridge.worker_host")
@@ -261,11 +265,12 @@ COMPUTED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "host.model": _model,
     "host.n_threads": _host_threads,
     "worker.n_threads": _worker_threads,
+    "broker.journal_dir": _journal_dir,
 }
 """Settings that are worked out when nobody gives them, in this order; "auto" asks for it in words."""
 
 FILES = (
-    *("run.data_dir", "run.run_dir", "host.model", "worker.model"),
+    *("run.data_dir", "run.run_dir", "host.model", "worker.model", "broker.journal_dir"),
     *("gateway.chat_template", "zmq.secret_file", "zmq.clients_file"),
 )
 """Made absolute, so that a child process or another folder changes nothing."""
@@ -281,5 +286,6 @@ PORTS = (
     "worker.control_port",
     "metrics.gateway_port",
     "metrics.mac_port",
+    "metrics.broker_port",
     "metrics.bridge_port",
 )

@@ -85,6 +85,18 @@ class HostSettings(Leaf, frozen=True):
     group_pages: Annotated[
         int, _says("pages whose results are folded before the groups are, with decode = paged", ge=1, le=1024)
     ] = limits.GROUP_PAGES
+    kv_host_tokens: Annotated[
+        int,
+        _says(
+            "tokens whose keys and values stay in the host's memory; older ones go to the journal and the worker",
+            ge=512,
+            le=limits.N_CTX_MAX,
+            multiple_of=limits.UBATCH_TOKENS,
+        ),
+    ] = limits.KV_HOST_TOKENS
+    kv_host_bytes: Annotated[
+        int, _says("the same limit in bytes; the lower one counts, 0: tokens alone", ge=0, le=1 << 50)
+    ] = 0
     split: Annotated[Literal["on", "off"], _says("whether a worker may take part in reading prompts")] = "on"
     split_layer: Annotated[
         LayerNumber | None,
@@ -314,6 +326,22 @@ class WorkerSettings(Leaf, frozen=True):
     fault_seed: Annotated[int, _says("seed of jitter and flipped bits", "worker_fault_seed", ge=0)] = 0
 
 
+class BrokerSettings(Leaf, frozen=True):
+    """The process that keeps old pages: on disk in its journal, and on workers."""
+
+    journal_dir: Annotated[str, _says("private folder (mode 0700) of the journal of old keys and values")] = (
+        ""
+    )
+    journal_mib: Annotated[int, _says("MiB the journal may take on disk", ge=16, le=1 << 24)] = 16_384
+    fsync: Annotated[
+        Literal["off", "file", "page"],
+        _says(
+            "when pages are forced to the disk: off, the system decides; file, when a file is full and when nothing is "
+            "written; page, before a page counts as kept"
+        ),
+    ] = "file"
+
+
 class MetricsSettings(Leaf, frozen=True):
     """Where each process serves /metrics, on loopback."""
 
@@ -325,6 +353,9 @@ class MetricsSettings(Leaf, frozen=True):
         int,
         _says("/metrics of the mac process; 0 takes a free one", flat="mac_metrics_port", ge=0, le=65_535),
     ] = 9571
+    broker_port: Annotated[
+        int, _says("/metrics of the broker; 0 takes a free one", flat="broker_metrics_port", ge=0, le=65_535)
+    ] = 9572
     bridge_port: Annotated[
         int, _says("/metrics of the bridge; 0 takes a free one", flat="bridge_metrics_port", ge=0, le=65_535)
     ] = 9573
@@ -352,6 +383,7 @@ class Settings(Leaf, frozen=True):
     zmq: ZmqSettings = ZmqSettings()
     bridge: BridgeSettings = BridgeSettings()
     worker: WorkerSettings = WorkerSettings()
+    broker: BrokerSettings = BrokerSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 

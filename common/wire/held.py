@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from common.limits import UBATCH_TOKENS
 from common.wire.message import Message, Part
 
 F16_BYTES = 2
@@ -56,6 +57,12 @@ class PageForm(Part, frozen=True):
     def group_tokens(self) -> int:
         """Keys of a group of pages: the unit that moves."""
         return self.page_tokens * self.group_pages
+
+    def host_tokens(self, kv_host_tokens: int, kv_host_bytes: int) -> int:
+        """The host's limit by both settings, a multiple of a ubatch: the position from which on reads go by pages."""
+        fit = kv_host_bytes * self.page_tokens // (self.image_bytes * len(self.layers))
+        limit = min(kv_host_tokens, fit) if kv_host_bytes else kv_host_tokens
+        return max(limit - limit % UBATCH_TOKENS, UBATCH_TOKENS)
 
 
 class PagePlace(Part, frozen=True):
@@ -126,7 +133,7 @@ class PageKept(Message, frozen=True):
 
 
 class KeepState(Message, frozen=True):
-    """Journal the recurrent state at a grid point. Frame: ROWS blob."""
+    """Journal the recurrent state at a grid point. Frames: ROWS blob, and the token ids before it, i32 [position]."""
 
     ticket: int
     conversation: int
@@ -135,7 +142,7 @@ class KeepState(Message, frozen=True):
 
     @property
     def frame_bytes(self) -> tuple[int, ...]:
-        return (self.blob_bytes,)
+        return (self.blob_bytes, 4 * self.position)
 
 
 class StateKept(Message, frozen=True):
@@ -151,6 +158,12 @@ class CutConversation(Message, frozen=True):
 
     conversation: int
     n_tokens: int
+
+
+class CloseConversation(Message, frozen=True):
+    """The mac process gave this sequence up: its pages may be dropped from now on, oldest use first."""
+
+    conversation: int
 
 
 class HostHolds(Message, frozen=True):
@@ -372,9 +385,8 @@ class AttendFailed(Message, frozen=True):
     detail: str
 
 
-MacToBroker = (
-    OpenConversation | KeepPage | KeepState | CutConversation | HostHolds | GroupsReleased | WorkerErred
-)
+_Keep = OpenConversation | KeepPage | KeepState | CutConversation | CloseConversation
+MacToBroker = _Keep | HostHolds | GroupsReleased | WorkerErred
 BrokerToMac = ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | HoldFailed
 BrokerToBridge = WatchPages | HoldPages | PushPage | CutPages
 BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PushFailed

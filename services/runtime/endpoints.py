@@ -39,9 +39,13 @@ class CurveKeys:
         return f"CurveKeys(public={self.public!r}, secret=<hidden>, pinned={sorted(self.pinned)})"
 
 
-def route_endpoint(run_dir: Path, route: Route) -> str:
-    """ipc address of `route` in `run_dir`. Raises SettingError when the path is longer than a socket's may be."""
-    return ipc_endpoint(run_dir / f"{route.name}.sock")
+def route_endpoint(run_dir: Path, route: Route, worker: int = 0) -> str:
+    """ipc address of `route` in `run_dir`; of several bridges each has its own, by the number of its worker.
+
+    Raises SettingError when the path is longer than a socket's may be.
+    """
+    number = f"-{worker}" if worker else ""
+    return ipc_endpoint(run_dir / f"{route.name}{number}.sock")
 
 
 def ipc_endpoint(path: Path) -> str:
