@@ -31,6 +31,9 @@ OTHER = {"asker": "owner", "owner": "asker"}
 def values_of(hint: object, name: str) -> st.SearchStrategy:
     """A strategy for a field of type `hint`; sizes of arrays stay small."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:  # a number that is not negative
+        assert [meta.ge for meta in hint.__metadata__] == [0], hint
+        return st.floats(0, allow_nan=False) if args[0] is float else st.integers(0, 2**63 - 1)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return instances_of(hint)
     if origin is typing.Literal:
@@ -51,7 +54,7 @@ def values_of(hint: object, name: str) -> st.SearchStrategy:
 
 
 def instances_of(struct: type[msgspec.Struct]) -> st.SearchStrategy:
-    hints = typing.get_type_hints(struct)
+    hints = typing.get_type_hints(struct, include_extras=True)
     return st.builds(struct, **{name: values_of(hints[name], name) for name in struct.__struct_fields__})
 
 
