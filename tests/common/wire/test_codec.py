@@ -24,7 +24,7 @@ from common.wire.routes import GENERATE, LIFE, LINK, RESIDUAL, ROUTES
 
 U64 = st.integers(0, 2**64 - 1)
 SIZES = {"n_tokens", "n_embd", "blob_bytes", "page_tokens", "key_bytes", "value_bytes"}
-SIZES |= {"n_logits", "n_parts", "n_head_kv", "n_rows", "head_dim"}
+SIZES |= {"n_logits", "n_parts", "n_head_kv", "n_rows", "head_dim", "position"}
 OTHER = {"asker": "owner", "owner": "asker"}
 
 
