@@ -7,9 +7,11 @@ that is not used again afterwards, or a process that holds more than before. Cal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from common.errors import ServiceError
 from common.model.embedded import embedded_model
@@ -19,10 +21,12 @@ from common.model.synthetic import ensure_preset
 from services.bench.faults import cases as c
 from services.bench.faults.footprint import footprints, leaks
 from services.bench.faults.kills import KillCounts, verify_kills
+from services.bench.faults.prompts import ColdPrompts
 from services.bench.faults.trial import Subject, Trial
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig
 
+Way = Literal["", "guarded", "split decode"]
 N_CTX = 4096
 N_PROMPT, N_PROMPT_QUICK = 1200, 900
 N_TOKENS, N_TOKENS_QUICK = 24, 12
@@ -32,9 +36,30 @@ REST_S = 0.2
 """How long a lost worker rests here."""
 WARM_UP = 3
 """Cases after which processes hold what they hold; footprints are taken then and at the end."""
-UNGUARDED = tuple(moment for moment in c.MOMENTS if moment is not c.DURING_RANGE)
-"""Only a read that takes work back asks for a state by itself."""
+GUARDED_KINDS = ("long freeze", "slow-down")
+"""What reads that take work back from a slow worker are struck with."""
+NO_RANGE = (
+    "during STATE_RANGE no fault strikes: rows and states come home with the acks of their chunks. A read asks for a "
+    "state by itself only when a worker's pace collapses between two sends, and none of these reads did"
+)
 ROUNDS_OF_KILLS, ROUNDS_OF_KILLS_QUICK = 20, 2
+
+
+class Remaining:
+    """How many faults are still to come, and how long they will take at the pace so far."""
+
+    def __init__(self, n_total: int) -> None:
+        self.n_total, self.n_done, self._started_s = n_total, 0, time.monotonic()
+
+    def one_done(self) -> None:
+        self.n_done += 1
+
+    @property
+    def words(self) -> str:
+        """For example "12 of 80, about 14 min more"; the kills come after it."""
+        pace_s = (time.monotonic() - self._started_s) / max(1, self.n_done)
+        left_s = pace_s * (self.n_total - self.n_done)
+        return f"{self.n_done} of {self.n_total}, about {left_s / 60:.0f} min more before the kills"
 
 
 @dataclass
@@ -44,7 +69,6 @@ class FaultCounts:
     trials: list[tuple[str, Trial]] = field(default_factory=list)
     kills: KillCounts = field(default_factory=KillCounts)
     leaks: list[str] = field(default_factory=list)
-    not_built: list[str] = field(default_factory=list)
 
     @property
     def compared(self) -> int:
@@ -74,13 +98,18 @@ class FaultCounts:
 def verify_faults(report: Report) -> FaultCounts:
     """Run everything. Raises ServiceError when processes fail, NotMeasuredError when the worker took no part."""
     counts = FaultCounts()
-    chosen = fault_models(report.quick)
-    for label, path in chosen:
-        strike_model(
-            label, path, report, counts, chosen_cases(report.quick, first=(label, path) == chosen[0])
-        )
-    _label, path = chosen[0]
-    counts.kills = verify_kills(path, report, ROUNDS_OF_KILLS_QUICK if report.quick else ROUNDS_OF_KILLS)
+    chosen = [
+        (label, path, way, cases)
+        for index, (label, path) in enumerate(fault_models(report.quick))
+        for way, cases in chosen_cases(report.quick, first=index == 0).items()
+    ]
+    kills = ROUNDS_OF_KILLS_QUICK if report.quick else ROUNDS_OF_KILLS
+    progress = Remaining(sum(len(cases) for *_, cases in chosen))
+    for label, path, way, cases in chosen:
+        strike_model(label, path, report, counts, cases, way=way, remaining=progress)
+    _label, path = fault_models(report.quick)[0]
+    report.progress(f"kill -9: {kills} rounds of four processes")
+    counts.kills = verify_kills(path, report, kills)
     tell(report, counts)
     return counts
 
@@ -92,21 +121,22 @@ def fault_models(quick: bool) -> list[tuple[str, Path]]:
     return [("smollm2", embedded_model()), ("hybrid-60m", ensure_preset("hybrid-60m"))]
 
 
-def chosen_cases(quick: bool, first: bool) -> list[c.Case]:
+def chosen_cases(quick: bool, first: bool) -> dict[Way, list[c.Case]]:
     """All cases; a quick run meets refused greetings once, and only some moments with its second model."""
-    kinds = c.KINDS
+    lasting = [kind for kind in c.KINDS if not kind.refuses]  # a refusal ends split decode, by name
     if not quick:
-        return c.cases(kinds, UNGUARDED)
+        slow = [kind for kind in c.KINDS if kind.name in GUARDED_KINDS]
+        return {
+            "": c.cases(c.KINDS, c.MOMENTS),
+            "guarded": c.cases(slow, (c.MID_CHUNK, c.BETWEEN_CHUNKS)),
+            "split decode": c.cases(lasting, c.SPLIT_DECODE_MOMENTS),
+        }
     if first:
-        return c.cases(kinds, UNGUARDED, refusals_at=(c.MID_CHUNK,))
-    return c.cases(kinds, (c.MID_CHUNK, c.DURING_SYNC), refusals_at=())
-
-
-def guarded_cases() -> list[c.Case]:
-    """Where it matters that reads leave a worker that is too slow: slowness, and the state that is asked for then."""
-    slow = [kind for kind in c.KINDS if kind.name in ("long freeze", "slow-down")]
-    at_state = c.cases(c.KINDS, (c.DURING_RANGE,), refusals_at=())
-    return c.cases(slow, (c.MID_CHUNK, c.BETWEEN_CHUNKS)) + at_state
+        return {"": c.cases(c.KINDS, c.MOMENTS, refusals_at=(c.MID_CHUNK,))}
+    return {
+        "": c.cases(c.KINDS, (c.MID_CHUNK, c.DURING_SYNC), refusals_at=()),
+        "split decode": c.cases(lasting, c.SPLIT_DECODE_MOMENTS[1:2]),
+    }
 
 
 def strike_model(
@@ -116,36 +146,36 @@ def strike_model(
     counts: FaultCounts,
     chosen: Sequence[c.Case],
     *,
-    guarded: bool = False,
+    way: Way = "",
+    remaining: Remaining | None = None,
 ) -> None:
     """All chosen cases on one model, on processes of its own; adds to `counts`.
 
-    guarded: reads take work back from a worker that does not make them faster; otherwise it takes part in all of them.
+    way: "" the worker takes part in every read; "guarded": reads take work back from one that does not make them
+    faster; "split decode": the tail layers are on the worker alone.
     """
     split_layer = plan_split(ModelSpec.read(path), None).layer
+    remaining = remaining or Remaining(len(chosen))
+    n_tokens = N_TOKENS_QUICK if report.quick else N_TOKENS
+    name = f"{label}, {way}" if way else label
     with Rig(
-        path,
-        n_ctx=N_CTX,
-        worker_emulate="loopback",
-        worker_rest_s=REST_S,
-        answer_s_min=ANSWER_S_MIN,
-        split_guard="on" if guarded else "off",
+        path, n_ctx=N_CTX, worker_emulate="loopback", worker_rest_s=REST_S, answer_s_min=ANSWER_S_MIN
     ) as rig:
-        alone, split = rig.seat_alone(), rig.seat_split(split_layer)
+        alone = rig.seat_alone()
+        split = rig.seat_split(
+            split_layer,
+            split_guard="on" if way == "guarded" else "off",
+            split_decode="on" if way == "split decode" else "off",
+        )
         for seat in (alone, split):
             rig.wait_ready(seat)
-        rig.tell_what_runs(report, label)
-        subject = Subject(
-            rig,
-            path,
-            alone,
-            split,
-            n_prompt=N_PROMPT_QUICK if report.quick else N_PROMPT,
-            n_tokens=N_TOKENS_QUICK if report.quick else N_TOKENS,
+        rig.tell_what_runs(report, name)
+        prompts = ColdPrompts(
+            path, alone, n_prompt=N_PROMPT_QUICK if report.quick else N_PROMPT, n_tokens=n_tokens
         )
+        subject = Subject(rig, prompts, split, n_tokens=n_tokens)
         subject.prepare()
-        chosen = _those_that_exist(label, subject, counts, chosen)
-        report.progress(f"{label}: split at layer {split_layer}, {subject.n_chunks} chunks a read")
+        report.progress(f"{name}: split at layer {split_layer}, {subject.n_chunks} chunks a read")
         pids = rig.pids(split)
         before = None
         for index, case in enumerate(chosen):
@@ -154,32 +184,22 @@ def strike_model(
             try:
                 trial = subject.run(case)
             except ServiceError as error:
-                raise ServiceError(f"{label}, {case.name}: {error}\n{rig.processes.log_ends()}") from error
-            counts.trials.append((label, trial))
-            _tell_trial(report, label, trial)
+                raise ServiceError(f"{name}, {case.name}: {error}\n{rig.processes.log_ends()}") from error
+            counts.trials.append((name, trial))
+            _tell_trial(report, name, trial, remaining)
         if before is None:
             raise NotMeasuredError(f"{len(chosen)} faults are too few to see a leak; more than {WARM_UP} are")
-        counts.leaks += [f"{label}: {text}" for text in leaks(before, lambda: footprints(pids))]
+        counts.leaks += [f"{name}: {text}" for text in leaks(before, lambda: footprints(pids))]
         subject.close()
 
 
-def _those_that_exist(
-    label: str, subject: Subject, counts: FaultCounts, chosen: Sequence[c.Case]
-) -> list[c.Case]:
-    """The chosen cases whose moment is ever reached; the others are told as such."""
-    reached = [case for case in chosen if case.moment is not c.DURING_RANGE]
-    if len(reached) < len(chosen) and not subject.asks_for_states:
-        text = "no read asked for a state (STATE_RANGE), so no fault could strike there"
-        counts.not_built.append(f"{label}: {text}")
-        return reached
-    return list(chosen)
-
-
-def _tell_trial(report: Report, label: str, trial: Trial) -> None:
+def _tell_trial(report: Report, label: str, trial: Trial, remaining: Remaining) -> None:
+    remaining.one_done()
     report.progress(
         f"{label}: {trial.case.name}: {trial.outcome}, {trial.n_equal} of {trial.n_compared} tokens equal, "
         f"{trial.lost_s:+.2f} s, worker used again after {trial.away_s:.1f} s"
         + "".join(f"; PROBLEM: {text}" for text in trial.problems)
+        + f" ({remaining.words})"
     )
     report.row(
         model=label,
@@ -214,8 +234,7 @@ def tell(report: Report, counts: FaultCounts) -> None:
             ("process", "kills", "in flight", "went on", "ended with an error", "longest s to answer again"),
             counts.kills.rows,
         )
-    for text in [*counts.not_built, "split decode is not built, so no fault could strike there"]:
-        report.note(text)
+    report.note(NO_RANGE)
     report.figure("compared", counts.compared, compared=counts.compared)
     report.figure("equal", counts.equal)
     report.figure("faults_fired", counts.fired, faults_fired=counts.fired)

@@ -28,7 +28,7 @@ class FaultKind:
 
 @dataclass(frozen=True)
 class Moment:
-    """When it goes wrong. {middle} and {last} are numbers of chunks."""
+    """When it goes wrong. {middle}, {last} and {token} (split decode: a token of the answer) are numbers of chunks."""
 
     name: str
     when: str
@@ -61,9 +61,8 @@ class Case:
         """
         when = self.moment.when_flip if self.kind.name == "flip" else self.moment.when
         assert when is not None, f"{self.name} does not exist"
-        when = when.format(middle=max(1, n_chunks // 2), last=n_chunks)
-        first = SLOW_FIRST if self.moment is DURING_RANGE else ""
-        return first + self.kind.line.format(when=when, long=f"{freeze_long_s:g}")
+        when = when.format(middle=max(1, n_chunks // 2), last=n_chunks, token=n_chunks + TOKENS_BEFORE)
+        return self.kind.line.format(when=when, long=f"{freeze_long_s:g}")
 
 
 KINDS = (
@@ -87,13 +86,16 @@ MOMENTS = (
     Moment("between chunks", "after chunk {middle}", "answering chunk {middle}"),
     Moment("last chunk", "during chunk {last}", "answering chunk {last}"),
     Moment("during SYNC", "in sync 1", "in sync 1", in_read=False),
-    Moment("during STATE_RANGE", "during range 1", "answering range 1"),
     Moment("mid-decode", "now", None, in_read=False),
 )
-BEFORE, MID_CHUNK, BETWEEN_CHUNKS, _LAST_CHUNK, DURING_SYNC, DURING_RANGE, MID_DECODE = MOMENTS
-NO_FAULT = FaultKind("no fault", "", "maybe")
-SLOW_FIRST = "slow 8 for 3 during chunk 1; "
-"""Of a worker that becomes slow, a read takes its work back, and asks for the state at the last chunk it ran."""
+BEFORE, MID_CHUNK, BETWEEN_CHUNKS, _LAST_CHUNK, DURING_SYNC, MID_DECODE = MOMENTS
+TOKENS_BEFORE = 5
+"""Tokens of an answer that are there when a fault strikes split decode, where each token is a chunk of its own."""
+SPLIT_DECODE_MOMENTS = (
+    Moment("split decode, in the prompt", "in chunk {middle}", "answering chunk {middle}"),
+    Moment("split decode, in a token", "in chunk {token}", "answering chunk {token}"),
+    Moment("split decode, between tokens", "after chunk {token}", "in chunk {token}"),
+)
 
 
 def cases(

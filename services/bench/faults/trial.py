@@ -1,38 +1,32 @@
 """One fault during one answer: did it happen, did the answer go on, are its tokens the right ones, what did it cost.
 
 A `Subject` is one model on running processes: a host alone, whose answers are the right ones, and a host with an
-emulated worker. After each fault the worker must come back and be used again, with the right tokens. Prompts are never
-used twice, so that every read is a cold one. Used by services.bench.verify_faults.
+emulated worker. After each fault the worker must come back and be used again, with the right tokens. Every read is a
+cold one (prompts.py). Used by services.bench.verify_faults.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.limits import CHUNK_WINDOW
 from common.wire.deadlines import AckClock
 from services.bench.client import Answer
 from services.bench.faults.cases import (
     BEFORE,
-    DURING_RANGE,
     DURING_SYNC,
     MID_DECODE,
-    NO_FAULT,
-    SLOW_FIRST,
     Case,
 )
 from services.bench.faults.far_end import FarEnd
+from services.bench.faults.prompts import ColdPrompts, Tokens
 from services.bench.report import NotMeasuredError
 from services.bench.rig import Rig, Seat
-from services.bench.texts import natural_tokens
 
 ATTEMPTS = 3
 """A read on a busy machine may take its chunks back before the fault's turn comes; then it is tried again."""
@@ -43,10 +37,6 @@ REFUSED_S_MAX = 10.0
 USED_AGAIN_S_MAX = 60.0
 SILENCE_S_MAX = 60.0
 """A stream that says nothing for so long did not go on."""
-TEXT_TOKENS, TEXT_STEP = 90_000, 4567
-"""Where prompts are taken from; the step is prime to the length, so that none comes twice."""
-
-Tokens = NDArray[np.int32]
 
 
 @dataclass
@@ -87,23 +77,19 @@ class Trial:
 class Subject:
     """One model under test. `prepare` before the first `run`."""
 
-    def __init__(
-        self, rig: Rig, path: Path, alone: Seat, split: Seat, *, n_prompt: int, n_tokens: int
-    ) -> None:
-        """n_prompt: tokens of each prompt. n_tokens: tokens of each answer."""
-        self.rig, self.alone, self.split = rig, alone, split
-        for seat in (alone, split):
-            seat.client.answer_s_max = SILENCE_S_MAX
+    def __init__(self, rig: Rig, prompts: ColdPrompts, split: Seat, *, n_tokens: int) -> None:
+        """n_tokens: of each answer."""
+        self.rig, self.split = rig, split
+        split.client.answer_s_max = SILENCE_S_MAX
         self.far_end = FarEnd(rig.settings(split).worker.control_port)
         self.n_chunks = 0
         self.freeze_long_s = 0.0
-        self._path, self._n_prompt, self._n_tokens = path, n_prompt, n_tokens
-        self._prompts = self._cold_prompts()
+        self._prompts, self._n_tokens = prompts, n_tokens
         self._read_s = self._turn_s = 0.0
 
     def prepare(self) -> None:
         """Undisturbed answers: how many chunks a read sends, how long it takes. Raises NotMeasuredError."""
-        answers = [self.split.client.generate(self._next_prompt(), self._n_tokens) for _ in range(3)]
+        answers = [self.split.client.generate(self._prompts.next(), self._n_tokens) for _ in range(3)]
         self.n_chunks = max(sum(stage.worker_s > 0 for stage in each.report.stages) for each in answers)
         if self.n_chunks < 2:
             raise NotMeasuredError(f"the worker ran {self.n_chunks} chunks of a read; faults need two")
@@ -113,19 +99,6 @@ class Subject:
         self._read_s = median(each.total_s for each in answers)
         _prompt, later = self._later_turn(lambda: None)
         self._turn_s = later.total_s
-
-    @property
-    def asks_for_states(self) -> bool:
-        """Whether a read asks for the recurrent state by itself when the worker becomes slow. Tries it out."""
-        for _ in range(ATTEMPTS):
-            n_before = self.far_end.arm(f"{SLOW_FIRST}slow 1 during range 1")
-            self.split.client.generate(self._next_prompt(), self._n_tokens)
-            found = len(self.far_end.fired(n_before)) == 2
-            self.far_end.ask("disarm")
-            self._until_used_again(Trial(Case(NO_FAULT, DURING_RANGE)))
-            if found:
-                return True
-        return False
 
     def run(self, case: Case) -> Trial:
         """One case, tried again while its fault does not happen."""
@@ -163,7 +136,7 @@ class Subject:
             usual_s = self._turn_s
             prompt, answer = self._later_turn(arm)
         else:
-            prompt = self._next_prompt()
+            prompt = self._prompts.next()
             if case.moment is not MID_DECODE:
                 arm()
             if case.moment is BEFORE:
@@ -183,11 +156,11 @@ class Subject:
 
         That happens in idle time or in the third turn, which is returned.
         """
-        turn = self._next_prompt()
-        for n_more, act in ((SHORT_TURN_TOKENS, arm), (self._n_prompt, lambda: None)):
+        turn = self._prompts.next()
+        for n_more, act in ((SHORT_TURN_TOKENS, arm), (self._prompts.n_prompt, lambda: None)):
             answer = self.split.client.generate(turn, self._n_tokens)
             act()
-            more = self._next_prompt()[:n_more]
+            more = self._prompts.next()[:n_more]
             turn = np.concatenate([turn, np.array(answer.token_ids, np.int32), more])
         return turn, self.split.client.generate(turn, self._n_tokens)
 
@@ -196,9 +169,11 @@ class Subject:
     def _judge(self, case: Case, trial: Trial, prompt: Tokens, answer: Answer) -> None:
         read = answer.report
         trial.fallbacks, trial.tokens_returned = read.fallbacks, read.tokens_returned
-        trial.compare("the answer", self.alone.client.generate(prompt, self._n_tokens), answer)
+        trial.compare("the answer", self._prompts.right(prompt), answer)
         if case.must_lose_worker and not (read.fallbacks or read.tokens_returned):
             trial.problems.append(f"nobody noticed: the worker ran {read.tokens_worker} tokens")
+        if case.moment is not DURING_SYNC and read.tokens_cache:
+            trial.problems.append(f"not a cold read: {read.tokens_cache} tokens were reused")
         if case.kind.refuses and not self._was_refused():
             trial.problems.append("the next greeting was not refused")
 
@@ -215,10 +190,10 @@ class Subject:
         since_s = time.monotonic()
         while True:
             self.rig.wait_ready(self.split)
-            prompt = self._next_prompt()
+            prompt = self._prompts.next()
             started_s = time.monotonic()
             found = self.split.client.generate(prompt, self._n_tokens)
-            trial.compare("an answer afterwards", self.alone.client.generate(prompt, self._n_tokens), found)
+            trial.compare("an answer afterwards", self._prompts.right(prompt), found)
             if found.report.tokens_worker:
                 trial.away_s = started_s - since_s
                 return
@@ -226,15 +201,6 @@ class Subject:
                 reason = found.report.bypass_reason or ", ".join(found.report.fallbacks)
                 trial.problems.append(f"the worker was not used again: {reason}")
                 return
-
-    # --- prompts
-
-    def _next_prompt(self) -> Tokens:
-        return next(self._prompts)
-
-    def _cold_prompts(self) -> Iterator[Tokens]:
-        for index in count():
-            yield natural_tokens(self._path, self._n_prompt, skip=index * TEXT_STEP % TEXT_TOKENS)
 
 
 def _at(index: int, act: Callable[[], None]) -> Callable[[int, int], None]:

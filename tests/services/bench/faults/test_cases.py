@@ -9,6 +9,7 @@ from device.emulator.faults import KINDS, parse_script
 from services.bench.faults import cases as c
 
 ALL = c.cases(c.KINDS, c.MOMENTS)
+SPLIT_DECODE = c.cases(c.KINDS, c.SPLIT_DECODE_MOMENTS)
 
 
 def test_every_kind_of_the_emulator_is_there_at_every_moment_it_can_have():
@@ -21,11 +22,12 @@ def test_every_kind_of_the_emulator_is_there_at_every_moment_it_can_have():
     )
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALL + SPLIT_DECODE, ids=lambda case: case.name)
 def test_a_script_is_one_of_the_emulator_and_strikes_a_chunk_that_exists(case):
+    n_tokens = c.TOKENS_BEFORE if case in SPLIT_DECODE else 0
     for n_chunks in (2, 3, 7):
         for fault in parse_script(case.script(n_chunks, 4.0)):
-            assert fault.frame != "chunk" or 1 <= fault.number <= n_chunks
+            assert fault.frame != "chunk" or 1 <= fault.number <= n_chunks + n_tokens
 
 
 def test_refused_greetings_follow_a_cut():
