@@ -108,9 +108,9 @@ class Control:
             "thermal": self._facts.thermal(),
             "machine": self._facts.machine(),
             "phase": self.phase,
-            **tail,
             "pa_held": 0,
             "pa_calls": 0,
+            **tail,
         }
 
     def _mac(self, words: list[str]) -> dict[str, Any]:

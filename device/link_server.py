@@ -1,8 +1,8 @@
-"""The worker's door: listens for hosts on the residual channel and decides whom it serves.
+"""The worker's door: listens for hosts on one binary channel and decides whom it serves.
 
 One client at a time. A second one is refused while the first answers; otherwise the newest wins. Addresses that are
 neither loopback nor link-local are closed at once and counted. Knows no tensors and no frames; each connection is a
-device.session on a thread of its own, and all work goes to the compute thread.
+device.session on a thread of its own, and all work goes to the compute thread, or to the desk for pages.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from common.errors import ServiceError, WorkerBusyError
 from common.limits import WORKER_CLIENTS_MAX
 from common.log import get_log
 from common.wire.cable_options import cable_options
 from common.wire.cable_peers import may_connect
-from device.compute import ComputeThread
+from common.wire.grammar import Role
+from common.wire.link import Link
+from device.compute import Client, Work
 from device.session import Session, SessionSocket
 
 log = get_log()
@@ -44,23 +47,33 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(level, option, value)
 
 
+class Desk(Protocol):
+    """Where requests go: the compute thread, which queues them, or the desk for pages, which answers at once."""
+
+    def submit(self, work: Work) -> None: ...
+
+    def release(self, client: Client) -> None: ...
+
+
 class LinkServer:
     """Accepts clients until `stop`. `counts`: accepted, refused_address, refused_busy, refused_full, replaced."""
 
     def __init__(
         self,
         listener: socket.socket,
-        compute: ComputeThread,
+        desk: Desk,
         *,
         window: int,
+        make_link: type[Link] = Link,
         on_change: Callable[[], None] = lambda: None,
         wrap: Callable[[socket.socket], SessionSocket] = lambda sock: sock,
     ) -> None:
-        """wrap: what each admitted connection's socket is exchanged for (the emulator has its own)."""
+        """make_link: the channel's link. wrap: what each admitted connection's socket is exchanged for (the emulator
+        has its own)."""
         self.counts: Counter[str] = Counter()
         self._listener = listener
         self._wrap = wrap
-        self._compute = compute
+        self._desk, self._make_link = desk, make_link
         self._window = window
         self._on_change = on_change
         self._claims = threading.Lock()
@@ -120,8 +133,9 @@ class LinkServer:
             self._turn_away(sock, peer, "refused_full", f"{WORKER_CLIENTS_MAX} connections are open")
             return
         tune(sock)
+        link = self._make_link(Role.WORKER, window=self._window)
         session = Session(
-            self._wrap(sock), peer, window=self._window, on_greeting=self._claim, on_work=self._compute.submit
+            self._wrap(sock), peer, link=link, on_greeting=self._claim, on_work=self._desk.submit
         )
         with self._guard:
             self._sessions.add(session)
@@ -129,8 +143,8 @@ class LinkServer:
         threading.Thread(target=self._serve, args=(session,), name=f"client {peer}", daemon=True).start()
 
     def _turn_away(self, sock: socket.socket, peer: str, count: str, why: str) -> None:
-        sock.close()
         self.counts[count] += 1
+        sock.close()
         log.warning("client turned away", peer=peer, reason=why)
 
     def _serve(self, session: Session) -> None:
@@ -140,7 +154,7 @@ class LinkServer:
             held = self._holder is session
             if held:
                 self._holder = None
-        self._compute.release(session)
+        self._desk.release(session)
         if held:
             self._on_change()
         session.dispose()

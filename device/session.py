@@ -1,6 +1,6 @@
-"""One connection of the residual channel: a socket, its Link, and the thread that reads it.
+"""One connection of a binary channel: a socket, its Link, and the thread that reads it.
 
-Reading and sending run on different threads (reader; compute thread and reader), so the link's state is behind one
+Which channel it is, the link says. Reading and sending may run on different threads, so the link's state is behind one
 lock and the order of frames on the socket behind another: a long answer being sent never keeps the reader from
 reading, which is what lets the other side finish sending. Knows no tensors. Made by device.link_server.
 """
@@ -17,11 +17,10 @@ from typing import Protocol
 
 from common.errors import LocalProtocolError, OutriggerError, RemoteProtocolError
 from common.log import get_log
-from common.wire import base_frames as base
-from common.wire import extension_frames as ext
-from common.wire.frames import RESIDUAL, Frame
+from common.wire.frames import Frame
+from common.wire.grammar import Phase, Role, Rules
 from common.wire.layout import Payload
-from common.wire.link import Arrived, Link, Phase, Refused, Role
+from common.wire.link import Arrived, Link, Refused
 from common.wire.stream import SEND_BUFFERS_MAX, FrameReader, FrameWriter
 from device.compute import Work
 
@@ -62,7 +61,7 @@ class Session:
         sock: SessionSocket,
         peer: str,
         *,
-        window: int,
+        link: Link,
         on_greeting: Callable[[Session], None],
         on_work: Callable[[Work], None],
     ) -> None:
@@ -72,7 +71,8 @@ class Session:
         self.last_heard = self._opened_at = time.monotonic()
         self._greeted = False
         self._sock = sock
-        self._link = Link(Role.WORKER, window=window)
+        self._link, self._rules = link, link.rules
+        self._greetings = greetings_of(link.rules)
         self._state_lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._pong = threading.Event()
@@ -83,7 +83,7 @@ class Session:
 
     def serve(self) -> None:
         """Read until the client leaves or breaks the protocol. Never raises."""
-        reader = FrameReader(RESIDUAL.magic, self._link.bytes_max)
+        reader = FrameReader(self._link.channel.magic, self._link.bytes_max)
         try:
             while not self.closed and (n := self._receive(reader)):
                 for raw in reader.advance(n):
@@ -113,14 +113,14 @@ class Session:
         if isinstance(event, Refused):
             self._on_work(Work(self, event, event.seq, now))
             return
-        frame = event.frame
-        if isinstance(frame, base.Bye):
+        frame, ping = event.frame, self._rules.ping
+        if isinstance(frame, self._rules.bye):
             self.close("the client said goodbye")
-        elif isinstance(frame, base.Ping):
-            self.reply(base.Pong(Payload(bytes(frame.reply_len))))
-        elif isinstance(frame, base.Pong):
+        elif isinstance(frame, ping[:1]):
+            self.reply(ping[1](Payload(bytes(frame.reply_len))))  # type: ignore[attr-defined,call-arg]
+        elif isinstance(frame, ping[1:]):
             self._pong.set()
-        elif isinstance(frame, (base.Hello, ext.Hello3)):
+        elif isinstance(frame, self._greetings):
             self._on_greeting(self)
             self._greeted = True
             self._sock.settimeout(None)  # a plain blocking socket: no poll before each call
@@ -176,10 +176,10 @@ class Session:
 
     def answers(self, wait_s: float) -> bool:
         """Whether the client is alive: it answers a PING within wait_s, or its requests take longer than that."""
-        if (
-            self._link.phase is not Phase.EXTENDED
-        ):  # not greeted whole, or a base client, which answers no PING
-            return not self.closed and time.monotonic() - self.last_heard < GREETING_S_MAX
+        if self._link.phase is not Phase.EXTENDED or not self._rules.ping:
+            # Not greeted whole, or one who answers no PING: it was heard of lately, or waits for us.
+            lately = time.monotonic() - self.last_heard < GREETING_S_MAX
+            return not self.closed and (lately or bool(self._link.pending))
         give_up_at = time.monotonic() + wait_s
         self._pong.clear()
         pinged = False
@@ -195,7 +195,7 @@ class Session:
         if not self._link.idle:
             return False
         try:
-            self._say(base.Ping(0, Payload(PING_DATA)))
+            self._say(self._rules.ping[0](0, Payload(PING_DATA)))  # type: ignore[call-arg]
         except LocalProtocolError:
             return False  # a request came meanwhile
         return True
@@ -214,3 +214,8 @@ class Session:
         self.close("disposed")
         with self._send_lock:
             self._sock.close()
+
+
+def greetings_of(rules: Rules) -> tuple[type[Frame], ...]:
+    """The frames by which a client may open a connection."""
+    return tuple(cls for who, cls in rules.grammar[Phase.OPEN] if who is Role.HOST)

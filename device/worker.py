@@ -1,10 +1,10 @@
-"""The worker process: loads the last layers of a model and serves them to one host at the end of a cable.
+"""The worker process: serves the last layers of a model, and memory for old pages, to one host at the end of a cable.
 
     outrigger worker --model tail.gguf            or: python -m device.worker --model tail.gguf
 
 Wires the parts together and says when it is ready; every part lives in its own file (life, mirror, service, compute,
-session, link_server, control). The control channel answers from the first moment, the residual channel once the model
-is loaded.
+session, link_server, control; for pages page_port). The control channel answers from the first moment, the others once
+the model is loaded. With `--pages-only` there is no model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import click
 from msgspec.structs import replace
 
 from common.config import Settings, WorkerSettings, find_file, load_settings
+from common.crash_note import Slot
 from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
 from common.errors import OutriggerError, SettingError
@@ -34,44 +35,70 @@ from device.emulator.stand_in import StandIn
 from device.life import EXIT_SETTING, PROCESS, Life, live
 from device.link_server import LinkServer, listen
 from device.mirror import TailMirror
+from device.page_port import PagePort
 from device.service import TailService, Terms
 from device.tail_fetch import TailFetch, parse_source
 
 TAILS_FOLDER = "tails"
+FROZEN_FOLDER = "frozen"
 TELL_EVERY_S = 2.0
-COMPUTE_STOP_S = 1.2
+PAGES_STOP_S = 0.3
+COMPUTE_STOP_S = 0.9
 """How long a stop waits for the chunk at hand; after that life leaves without it."""
 
 
 class Worker:
-    """One worker: two listening sockets, one engine. Made when it listens; `start` loads and serves."""
+    """One worker: its listening sockets and, if it has a model, one engine. Made when it listens; `start` serves."""
 
-    def __init__(self, settings: WorkerSettings, life: Life) -> None:
-        if not settings.model:
-            raise SettingError("worker.model is not given: name a tail file, or a whole model (--model FILE)")
+    def __init__(self, settings: WorkerSettings, life: Life, folder: Path) -> None:
+        """folder: of page programs."""
+        self.has_tail = settings.pages != "only"
+        if self.has_tail and not settings.model:
+            raise SettingError(
+                "worker.model is not given: name a tail file, or a whole model (--model FILE); a worker that only "
+                "holds pages needs none (--pages-only)"
+            )
         check_address(settings.host)
         self._settings, self._life = settings, life
-        self.link_listener = listen(settings.host, settings.port)
+        self.link_listener = listen(settings.host, settings.port) if self.has_tail else None
         self.stand_in = StandIn(settings) if settings.emulate or settings.faults else None
         self._machine: Facts = self.stand_in or facts
         more = self.stand_in.commands() if self.stand_in else {}
-        control = Control(self.tail, [Path(settings.model)], self.life, machine=self._machine, more=more)
+        files = [Path(settings.model)] if self.has_tail else []
+        control = Control(self.mem, files, self.life, machine=self._machine, more=more)
         self.control = ControlServer(listen(settings.host, settings.control_port), control)
         self.link: LinkServer | None = None
+        self.pages: PagePort | None = None
+        if settings.pages != "off":
+            self.pages = PagePort(settings, self._machine, self.stand_in, folder, self.control.notify)
+        self.served = False
 
     def start(self) -> None:
-        """Load the model; return once both channels are served. Raises ModelError or EngineError."""
+        """Load the model; return once all channels are served. Raises ModelError or EngineError."""
         settings, slot = self._settings, self._life.crash_slot()
         self.control.start()
         slot.write("checking the build")
         check_first_start()
+        device = f"{self._machine.machine()}, {settings.n_threads} threads"
+        terms = Terms(secrets.randbits(63), device, window=CHUNK_WINDOW_MAX)
+        if self.has_tail:
+            self._start_tail(terms, slot)
+        slot.clear()
+        if self.pages is not None:
+            self.pages.start(terms, self._life.crash_slot())
+        if self.stand_in is not None:
+            desk = self.pages.desk if self.pages else None
+            self.stand_in.start(self.service if self.has_tail else None, desk, self.control.notify)
+        self.served = True
+
+    def _start_tail(self, terms: Terms, slot: Slot) -> None:
+        settings = self._settings
+        assert self.link_listener is not None, "it listens for hosts"
         slot.write(f"loading {settings.model}")
         self.engine = Engine.load(
             settings.model, n_ctx=settings.n_ctx, n_threads=settings.n_threads, weights=settings.weights
         )
         slot.clear()
-        device = f"{self._machine.machine()}, {settings.n_threads} threads"
-        terms = Terms(secrets.randbits(63), device, window=CHUNK_WINDOW_MAX)
         mirror, stand_in = TailMirror(self.engine, settings.snapshot_mib * MIB), self.stand_in
         self.service = EmulatedService(mirror, terms, stand_in) if stand_in else TailService(mirror, terms)
         self.compute = ComputeThread(self.service, crash_slot=slot)
@@ -84,59 +111,84 @@ class Worker:
             wrap=stand_in.wrap if stand_in else lambda sock: sock,
         )
         self.link.start()
-        if stand_in is not None:
-            stand_in.start(self.service, self.control.notify)
 
-    def tail(self) -> dict[str, Any]:
-        """The tail's part of `mem`."""
-        if self.link is None:
+    @property
+    def _serving_tail(self) -> bool:
+        return self.link is not None and self.link.serving is not None
+
+    @property
+    def serving(self) -> bool:
+        """Whether a host is attached to any channel."""
+        return self._serving_tail or (self.pages is not None and self.pages.serving)
+
+    def mem(self) -> dict[str, Any]:
+        """What `mem` tells of the tail and of the pages."""
+        if not self.served:
             return {"state": "starting", "tail_state": "no host", "tail_chunks": 0}
-        serving = self.link.serving is not None
-        computing = "computing" if self.compute.busy else "idle"
+        computing = "computing" if self.has_tail and self.compute.busy else "idle"
         told = self.stand_in.state if self.stand_in else ""
         return {
-            "state": told or ("serving" if serving else "ready"),
-            "tail_state": computing if serving else "no host",
-            "tail_chunks": self.service.n_chunks,
+            "state": told or ("serving" if self.serving else "ready"),
+            "tail_state": computing if self._serving_tail else "no host",
+            "tail_chunks": self.service.n_chunks if self.has_tail else 0,
+            **(self.pages.told() if self.pages else {}),
         }
 
     def life(self) -> dict[str, Any]:
         """The answer to `life`: how far the process is, and that its threads take turns."""
         state: str = self._life.state
-        if state == "ready" and self.link is not None and self.link.serving is not None:
+        if state == "ready" and self.serving:
             state = "serving"
-        host, port = self.link_listener.getsockname()[:2] if state != "draining" else ("", 0)
+        listening = state != "draining"
         return {
             "process": PROCESS,
             "pid": os.getpid(),
             "state": state,
-            "beat": self.compute.beat if self.link is not None else 0,
-            "link": f"{host}:{port}",
+            "beat": self._beat if self.served else 0,
+            "link": _named(self.link_listener.getsockname() if self.link_listener and listening else ("", 0)),
+            "pages": _named(self.pages.address if self.pages and listening else ("", 0)),
         }
+
+    @property
+    def _beat(self) -> int:
+        if self.has_tail:
+            return self.compute.beat
+        assert self.pages is not None, "a worker without a tail has pages"
+        return self.pages.desk.beat
 
     @property
     def ready_line(self) -> str:
         """What the worker serves and where."""
-        assert self.link is not None
-        spec, (host, port) = self.engine.spec, self.link.address
+        control, pages = self.control.address[1], self.pages.address if self.pages else None
+        if self.link is None:
+            assert pages is not None, "a worker without a tail has pages"
+            return f"worker ready: pages only, pages {pages[1]}, {_named(pages)}, control {control}"
+        spec = self.engine.spec
         layers = f"layers {spec.layers.start}-{spec.layers.stop - 1} of {spec.arch} ({spec.name})"
-        return f"worker ready: {layers}, {host}:{port}, control {self.control.address[1]}"
+        also = f", pages {pages[1]}" if pages else ""
+        return f"worker ready: {layers}{also}, {_named(self.link.address)}, control {control}"
 
     def stop(self) -> None:
         """End clients and threads."""
-        assert self.link is not None
         self.control.announce_stop()
-        self.link.stop()
-        ended = self.compute.stop(COMPUTE_STOP_S)
+        if self.link is not None:
+            self.link.stop()
+        if self.pages is not None:
+            self.pages.stop(PAGES_STOP_S)
+        ended = self.link is not None and self.compute.stop(COMPUTE_STOP_S)
         self.control.stop(0.3)
         if ended:
             self.engine.close()
 
 
+def _named(address: tuple[Any, ...]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
 def with_tail(settings: Settings, life: Life, announce: Callable[[str], None]) -> WorkerSettings:
     """The worker's settings with a tail file that is here: fetched from the bridge when they name one (--from)."""
     worker = settings.worker
-    if not worker.source:
+    if not worker.source or worker.pages == "only":
         return worker
     if worker.model:
         raise SettingError(
@@ -168,9 +220,10 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
     configure_log(PROCESS, level=settings.log.level, format=settings.log.format)
 
     def body(life: Life) -> None:
-        worker = Worker(with_tail(settings, life, announce), life)
+        folder = settings.data_dir / FROZEN_FOLDER
+        worker = Worker(with_tail(settings, life, announce), life, folder)
         worker.start()
-        life.ready(engine=worker.engine.describe())
+        life.ready(engine=worker.engine.describe() if worker.has_tail else "none: pages only")
         for line in worker.stand_in.tell() if worker.stand_in else ():
             announce(line)
         announce(worker.ready_line)
@@ -188,6 +241,11 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
 @click.option("--host", "listen_host", help="Address to listen on: loopback or link-local.  [127.0.0.1]")
 @click.option("--port", "listen_port", type=int, help="Residual port; 0 takes a free one.  [50060]")
 @click.option("--control-port", "listen_control_port", type=int, help="Control port.  [50061]")
+@click.option("--pages-port", "listen_pages_port", type=int, help="Port for pages.  [residual port + 2]")
+@click.option(
+    "--pages-only", "worker_pages", flag_value="only", help="Hold pages for a long context; needs no model."
+)
+@click.option("--hold-mib", type=int, help="Memory that held pages may take.  [half of what is free]")
 @click.option("--threads", "worker_threads", type=int, help="Computing threads.  [half of the cores]")
 @click.option("--n-ctx", "worker_ctx", type=int, help="Tokens of context; as many as the host's.  [8192]")
 @click.option("--weights", "worker_weights", help="Layout of the weights: repack or plain.  [repack]")
@@ -199,7 +257,7 @@ def serve(settings: Settings, announce: Callable[[str], None] = print) -> int:
 )
 @click.option("--fault-seed", "worker_fault_seed", type=int, help="Seed of jitter and flipped bits.  [0]")
 def command(**flags: Any) -> None:
-    """Serve the last layers of a model to a host at the other end of a cable.
+    """Serve the last layers of a model, and memory for long contexts, to a host at the other end of a cable.
 
     Runs in the foreground until Ctrl-C. Any machine with this command can be a worker; a tail file is written by
     `outrigger split`. Only this machine and link-local addresses may connect.

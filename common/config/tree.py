@@ -9,27 +9,15 @@ field's own unless `flat` says otherwise; load.py checks that no two settings sh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
-from msgspec import Meta
+from typing import Annotated, Literal
 
 from common import limits
+from common.config.leaf import LayerNumber, Leaf
+from common.config.leaf import says as _says
+from common.config.worker_tree import WorkerSettings
 
 EMBEDDED_MODEL = "smollm2-135m-instruct-q4_1.gguf"
 """The model that `make setup` brings; what is run when no other is named."""
-
-
-def _says(text: str, flat: str | None = None, **bounds: Any) -> Meta:
-    """What a setting is for, its flat name when that differs, and its range."""
-    return Meta(description=text, extra={"flat": flat} if flat else None, **bounds)
-
-
-LayerNumber = Annotated[int, Meta(ge=1, le=limits.N_LAYER_MAX)]
-
-
-class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of one process or purpose."""
 
 
 class RunSettings(Leaf, frozen=True):
@@ -255,75 +243,6 @@ class BridgeSettings(Leaf, frozen=True):
     chunk_window: Annotated[int, _says("residual chunks in flight", ge=1, le=limits.CHUNK_WINDOW_MAX)] = (
         limits.CHUNK_WINDOW
     )
-
-
-class WorkerSettings(Leaf, frozen=True):
-    """The far end of the cable: `outrigger worker`."""
-
-    model: Annotated[str, _says("tail file, or a whole model", flat="tail")] = ""
-    source: Annotated[
-        str, _says("HOST or HOST:PORT of a bridge to fetch the tail file from", flat="tail_from")
-    ] = ""
-    host: Annotated[
-        str, _says("address the worker listens on: loopback or link-local", flat="listen_host", min_length=1)
-    ] = "127.0.0.1"
-    port: Annotated[int, _says("residual port; 0 takes a free one", flat="listen_port", ge=0, le=65_535)] = (
-        50_060
-    )
-    control_port: Annotated[
-        int, _says("control port; 0 takes a free one", flat="listen_control_port", ge=0, le=65_535)
-    ] = 50_061
-    n_threads: Annotated[
-        int, _says("computing threads of the worker", flat="worker_threads", ge=1, le=512)
-    ] = 0
-    n_ctx: Annotated[
-        int,
-        _says(
-            "tokens of context the worker's mirror holds; as many as the host's",
-            flat="worker_ctx",
-            ge=512,
-            le=limits.N_CTX_MAX,
-            multiple_of=limits.KV_PAD_TOKENS,
-        ),
-    ] = 8192
-    weights: Annotated[
-        Literal["repack", "plain"],
-        _says("layout of the worker's weights; the host's must be the same", flat="worker_weights"),
-    ] = "repack"
-    snapshot_mib: Annotated[
-        int,
-        _says(
-            "MiB of recurrent states the worker keeps, so that later turns of a hybrid model need not send them",
-            flat="worker_snapshot_mib",
-            ge=0,
-            le=1 << 20,
-        ),
-    ] = 512
-    frozen: Annotated[
-        Literal["off", "interpreter", "coreml", "kernels"],
-        _says(
-            "what runs old groups of held pages as page programs: the Neural Engine (coreml, macOS), or for checks the "
-            "interpreter or NumPy; off: ordinary kernels attend everything"
-        ),
-    ] = "off"
-    frozen_mib: Annotated[
-        int, _says("MiB that page programs may take, split evenly over layers", ge=1, le=1 << 20)
-    ] = 4096
-    frozen_share: Annotated[
-        float, _says("share of a query's keys that page programs answer for, below 8 tokens", ge=0, le=1)
-    ] = 0.22
-    frozen_share_many: Annotated[float, _says("the same for queries of 8 and more tokens", ge=0, le=1)] = 0.43
-    emulate: Annotated[
-        str,
-        _says(
-            "link to emulate: loopback, usb-c, usb2 or wifi, and changes: usb-c,rtt=200us", "worker_emulate"
-        ),
-    ] = ""
-    faults: Annotated[
-        str,
-        _says("faults to let happen, as docs/emulator.md spells them; @FILE reads a file", "worker_faults"),
-    ] = ""
-    fault_seed: Annotated[int, _says("seed of jitter and flipped bits", "worker_fault_seed", ge=0)] = 0
 
 
 class BrokerSettings(Leaf, frozen=True):

@@ -38,7 +38,7 @@ KINDS = {
     "flip": Kind("one bit of the frame, or of its answer, is another one"),
     "slow": Kind("computing takes so many times as long; heat 2 is told", "times", 1000.0, 1.0, lasts=True),
     "memory-low": Kind("mem and watch tell that memory is low", lasts=True),
-    "out-of-memory": Kind("the next chunk is refused for want of memory"),
+    "out-of-memory": Kind("the next chunk, or piece of a page, is refused for want of memory"),
     "suspend": Kind("the state suspending is told, then nothing moves, then all goes on", "seconds"),
     "restart": Kind("connections are reset, then another boot id and an empty mirror", "seconds"),
     "wrong-version": Kind("the next greeting meets a worker of another version", lasts=True),
@@ -61,7 +61,20 @@ FRAMES = {
     "hello": ("HELLO", "HELLO3"),
     "ping": ("PING",),
 }
-"""Word of a script -> names of the frames in docs/protocol.md."""
+"""Word of a script -> names of the residual channel's frames in docs/protocol.md."""
+PAGE_FRAMES = {
+    "query": ("ATTN", "ATTN_BIG", "ATTN2"),
+    "append": ("APPEND", "APPEND2"),
+    "truncate": ("TRUNCATE", "TRUNCATE2"),
+    "fetch": ("FETCH", "FETCH2"),
+    "config": ("CONFIG", "CONFIG2"),
+    "greet": ("HELLO", "HELLO3"),
+    "probe": ("PING",),
+    "stats": ("STATS",),
+}
+"""The same of the attention channel."""
+ALL_FRAMES = FRAMES | PAGE_FRAMES
+assert len(ALL_FRAMES) == len(FRAMES) + len(PAGE_FRAMES), "a word names frames of one channel"
 FLIP_MOMENTS = ("in", "answering")
 NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _LINE = re.compile(
@@ -117,7 +130,7 @@ def _fault(words: str, where: str) -> Fault:
     if found is None:
         raise SettingError(
             f"{where}: a fault is KIND [VALUE] [for SECONDS], then now, at SECONDS, or "
-            f"{'|'.join(MOMENTS)} {'|'.join(FRAMES)} [NUMBER]"
+            f"{'|'.join(MOMENTS)} {'|'.join(ALL_FRAMES)} [NUMBER]"
         )
     value, lasts = (float(found[key]) if found[key] else None for key in ("value", "lasts"))
     _check_values(name, value, lasts, where)
@@ -126,8 +139,8 @@ def _fault(words: str, where: str) -> Fault:
             raise SettingError(f"{where}: flip needs a frame: {' or '.join(FLIP_MOMENTS)} FRAME [NUMBER]")
         return Fault(name, value, lasts, "at", at_s=_bounded(float(found["at"] or 0), 0, SECONDS_MAX, where))
     moment, frame, number = found["moment"], found["frame"], int(found["number"] or 1)
-    if moment not in MOMENTS or frame not in FRAMES:
-        wrong, allowed = (moment, MOMENTS) if moment not in MOMENTS else (frame, FRAMES)
+    if moment not in MOMENTS or frame not in ALL_FRAMES:
+        wrong, allowed = (moment, MOMENTS) if moment not in MOMENTS else (frame, ALL_FRAMES)
         raise SettingError(f"{where}: {wrong!r} is not one of {', '.join(allowed)}")
     if name == "flip" and moment not in FLIP_MOMENTS:
         raise SettingError(f"{where}: a bit is flipped {' or '.join(FLIP_MOMENTS)} a frame, not {moment} it")

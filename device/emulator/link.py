@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from common.limits import SOCKET_BUFFER_BYTES
-from common.wire.frames import RESIDUAL
+from common.wire.frames import ATTENTION, RESIDUAL, Channel
 from common.wire.stream import FrameWriter
-from device.emulator.faults import FRAMES, Fault
+from device.emulator.faults import FRAMES, PAGE_FRAMES, Fault
 from device.emulator.gate import FaultGate
 from device.emulator.pace import Pace
 from device.emulator.tracker import FrameTracker
@@ -32,9 +32,26 @@ AT_ONCE_BYTES = 4096
 SLEEP_S_MIN = 20e-6
 """Shorter waits are not worth the system's rounding of them."""
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends a reset
-FRAME_OF = {RESIDUAL.types[name]: word for word, names in FRAMES.items() for name in names}
-PONG, PING = RESIDUAL.types["PONG"], RESIDUAL.types["PING"]
-NO_ANSWERS = (PING, RESIDUAL.types["BYE"])
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """A channel's frames by the words of fault scripts. `pong` answers a PING out of turn, where there is one;
+    `no_answers` are said by a worker and answer nothing."""
+
+    frame_of: dict[int, str]
+    pong: int | None
+    no_answers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, channel: Channel, frames: dict[str, tuple[str, ...]]) -> Words:
+        types, pong = channel.types, channel.types.get("PONG")
+        frame_of = {types[name]: word for word, names in frames.items() for name in names}
+        return cls(frame_of, pong, (types["BYE"], *(() if pong is None else (types["PING"],))))
+
+
+RESIDUAL_WORDS, PAGE_WORDS = Words.of(RESIDUAL, FRAMES), Words.of(ATTENTION, PAGE_FRAMES)
+FRAME_OF = RESIDUAL_WORDS.frame_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +68,15 @@ class EmulatedSocket:
     """Wraps a connected TCP socket for one session. Made by StandIn.wrap."""
 
     def __init__(
-        self, sock: socket.socket, shape: Shape, gate: FaultGate, thaw: ThawClock, seed: int
+        self,
+        sock: socket.socket,
+        shape: Shape,
+        gate: FaultGate,
+        thaw: ThawClock,
+        seed: int,
+        words: Words = RESIDUAL_WORDS,
     ) -> None:
-        self._sock, self._gate, self._thaw = sock, gate, thaw
+        self._sock, self._gate, self._thaw, self._words = sock, gate, thaw, words
         self._rng = random.Random(seed)
         self._paced_in = bool(shape.bytes_per_s or shape.delay_in_s or shape.jitter_s)
         self._in = Pace(shape.bytes_per_s, shape.delay_in_s, shape.jitter_s, self._rng)
@@ -89,7 +112,7 @@ class EmulatedSocket:
             raise ConnectionResetError("the emulated cable was cut")
         view = buffer[:n]
         for passing in self._came.feed(view):
-            frame = FRAME_OF.get(passing.type)
+            frame = self._words.frame_of.get(passing.type)
             if frame is None:
                 continue
             if passing.event == "began":
@@ -190,9 +213,9 @@ class EmulatedSocket:
     def _answered(self, buffer: memoryview) -> Iterator[tuple[int, str, str]]:
         """(place, moment, frame asked) of the answers that are half or wholly sent with these bytes."""
         for passing in self._left.feed(buffer):
-            if passing.event == "began" or passing.type in NO_ANSWERS:
+            if passing.event == "began" or passing.type in self._words.no_answers:
                 continue
-            pong = passing.type == PONG
+            pong = passing.type == self._words.pong
             frame = "ping" if pong else self._asked[0] if self._asked else ""
             if passing.event == "ended" and not pong and self._asked:
                 self._asked.popleft()

@@ -53,8 +53,7 @@ class EmulatedService(TailService):
     def _run(
         self, chunk: base.Chunk | ext.Chunk2, want: int, gone: Callable[[], bool]
     ) -> tuple[TailRun, float]:
-        if self._stand_in.out_of_memory:
-            self._stand_in.out_of_memory = False
+        if self._stand_in.memory_fails():
             raise OutOfMemoryError("the emulated device has no memory for this chunk")
         ran, compute_ms = super()._run(chunk, want, gone)
         longer_ms = compute_ms * (self._stand_in.slow - 1)

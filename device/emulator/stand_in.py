@@ -23,10 +23,12 @@ from device import facts
 from device.emulator.achieved import calibrated
 from device.emulator.faults import Fault, parse_script, read_script
 from device.emulator.gate import FaultGate
-from device.emulator.link import EmulatedSocket, ThawClock
+from device.emulator.link import PAGE_WORDS, RESIDUAL_WORDS, EmulatedSocket, ThawClock, Words
 from device.emulator.profiles import PROFILES, parse_profile
 
 if TYPE_CHECKING:
+    from device.page_desk import PageDesk
+    from device.page_service import PageService
     from device.service import TailService
 
 log = get_log()
@@ -55,11 +57,15 @@ class StandIn:
         self._slow, self._until = 1.0, {"slow": 0.0, "memory-low": 0.0, "restart": 0.0}
         self._greetings: dict[str, float] = {}  # kind -> until when; 0: one greeting
         self._service: TailService | None = None
+        self._desk: PageDesk | None = None
         self._notify: Callable[[], None] = lambda: None
 
-    def start(self, service: TailService, notify: Callable[[], None]) -> None:
-        """From now on faults happen. notify: tell those who watch that the state changed."""
-        self._service, self._notify = service, notify
+    def start(self, service: TailService | None, desk: PageDesk | None, notify: Callable[[], None]) -> None:
+        """From now on faults happen, to the tail and to the pages, as far as the worker has them.
+
+        notify: tell those who watch that the state changed.
+        """
+        self._service, self._desk, self._notify = service, desk, notify
         self.gate.arm(self._script)
 
     def tell(self) -> list[str]:
@@ -72,13 +78,26 @@ class StandIn:
     # --- asked by the worker's parts
 
     def wrap(self, sock: socket.socket) -> EmulatedSocket:
-        """The socket of a new connection, on the emulated link."""
+        """The socket of a new connection of the residual channel, on the emulated link."""
+        return self._wrap(sock, RESIDUAL_WORDS)
+
+    def wrap_pages(self, sock: socket.socket) -> EmulatedSocket:
+        """The same of the attention channel."""
+        return self._wrap(sock, PAGE_WORDS)
+
+    def _wrap(self, sock: socket.socket, words: Words) -> EmulatedSocket:
         self._n_sockets += 1
-        wrapped = EmulatedSocket(sock, self.shape, self.gate, self.thaw, self._seed + self._n_sockets)
+        seed = self._seed + self._n_sockets
+        wrapped = EmulatedSocket(sock, self.shape, self.gate, self.thaw, seed, words)
         if self._lasts("restart"):
             wrapped.reset()
         self._sockets.add(wrapped)
         return wrapped
+
+    def memory_fails(self) -> bool:
+        """Whether this request is refused for want of memory; one is."""
+        fails, self.out_of_memory = self.out_of_memory, False
+        return fails
 
     @property
     def slow(self) -> float:
@@ -173,8 +192,15 @@ class StandIn:
     def _restart(self, seconds: float) -> None:
         self._until["restart"] = time.monotonic() + seconds
         self._cut()
-        assert self._service is not None, "faults come after start"
-        self._service.terms = replace(self._service.terms, boot_id=secrets.randbits(63))
+        boot_id = secrets.randbits(63)
+        if self._service is not None:
+            self._service.terms = replace(self._service.terms, boot_id=boot_id)
+
+        def reborn(pages: PageService) -> None:
+            pages.terms = replace(pages.terms, boot_id=boot_id)
+
+        if self._desk is not None:
+            self._desk.restart(reborn)
 
     def _lasts(self, kind: str) -> bool:
         return time.monotonic() < self._until[kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from device.emulator.faults import FRAMES, KINDS, MOMENTS
+from device.emulator.faults import ALL_FRAMES, KINDS, MOMENTS
 from device.emulator.profiles import PROFILES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_kinds_and_moments_are_those_of_the_code() -> None:
 
 
 def test_every_frame_word_and_every_lasting_kind_is_told() -> None:
-    assert all(f"`{frame}`" in DOCUMENT for frame in FRAMES)
+    assert all(f"`{frame}`" in DOCUMENT for frame in ALL_FRAMES)
     lasting = ", ".join(f"`{name}`" for name, kind in KINDS.items() if kind.lasts)
     first, _, last = lasting.rpartition(", ")
     assert f"{first} and {last} may last" in DOCUMENT

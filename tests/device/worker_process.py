@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class WorkerProcess:
-    """`link` and `control` are the addresses of its two channels."""
+    """`link`, `control` and `pages` are the addresses of its channels; without a tail `link` is that for pages, too."""
 
     process: subprocess.Popen[str]
     link: tuple[str, int]
@@ -28,6 +28,7 @@ class WorkerProcess:
     ready_line: str
     said: list[str]
     """What it said before it was ready."""
+    pages: tuple[str, int] = ("", 0)
 
     def signal(self, number: int) -> None:
         """Send a signal; SIGSTOP has taken effect on all threads when this returns."""
@@ -77,7 +78,15 @@ def worker_process(
             said.append(line)
         assert line, f"no ready line after {said}; {Path(log.name).read_text()[-2000:]}"
         host, port, control_port = found.groups()
-        yield WorkerProcess(process, (host, int(port)), (host, int(control_port)), line, said)
+        pages = re.search(r", pages (\d+),", line)
+        yield WorkerProcess(
+            process,
+            (host, int(port)),
+            (host, int(control_port)),
+            line,
+            said,
+            (host, int(pages[1]) if pages else 0),
+        )
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)

@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SettingError
-from common.wire.frames import RESIDUAL
-from device.emulator.faults import FLIP_MOMENTS, FRAMES, KINDS, MOMENTS, Fault, parse_script, read_script
+from common.wire.frames import ATTENTION, RESIDUAL
+from device.emulator.faults import (
+    ALL_FRAMES,
+    FLIP_MOMENTS,
+    FRAMES,
+    KINDS,
+    MOMENTS,
+    PAGE_FRAMES,
+    Fault,
+    parse_script,
+    read_script,
+)
 
 
 def test_a_script_is_read_in_its_order_with_comments_and_both_separators() -> None:
@@ -39,7 +49,7 @@ faults = st.sampled_from(sorted(KINDS)).flatmap(
         st.just(None) if KINDS[kind].value is None else st.integers(1, 900).map(float),
         st.one_of(st.none(), st.integers(0, 900).map(float)) if KINDS[kind].lasts else st.none(),
         st.sampled_from(FLIP_MOMENTS if kind == "flip" else [*MOMENTS, "at"]),
-        st.sampled_from([frame for frame in FRAMES if frame != "ping"]),
+        st.sampled_from([frame for frame in ALL_FRAMES if frame != "ping"]),
         st.integers(1, 1000),
         st.just(2.5),
     )
@@ -86,5 +96,6 @@ def test_a_script_may_lie_in_a_file(tmp_path: Path) -> None:
 
 
 def test_frames_are_those_of_the_protocol() -> None:
-    for names in FRAMES.values():
-        assert set(names) <= set(RESIDUAL.types)
+    for words, channel in ((FRAMES, RESIDUAL), (PAGE_FRAMES, ATTENTION)):
+        for names in words.values():
+            assert set(names) <= set(channel.types)
