@@ -22,6 +22,7 @@ from .graphs import GraphCache
 from .inputs import Inputs
 from .kv_source import ChooseSources
 from .page_inputs import PageInputs
+from .page_kernel import Form
 from .paged import PagedGraphs
 from .sequence import EngineSequence
 from .span import LayerSpan
@@ -40,12 +41,23 @@ class Decoding:
     path: DecodePath = "fused"
     page_tokens: int = PAGE_TOKENS
     group_pages: int = GROUP_PAGES
+    many_rows_from: int | None = None
+    """With `paged`: ubatches of many rows that start there or later go by pages, too; a multiple of KV_PAD_TOKENS."""
+    many_rows: Form = "kernels"
+    """How they do: see forms.py."""
+    resident_tokens: int | None = None
+    """With `paged`: positions that are in memory at once, the others being released in time; None: all."""
 
     def __post_init__(self) -> None:
         if self.path not in ("paged", "fused"):
             raise EngineError(f"decode is {self.path!r}; allowed are paged and fused")
         if self.group_pages < 1:
             raise EngineError(f"group_pages is {self.group_pages}; allowed are 1 and more")
+        beyond = self.many_rows_from
+        if beyond is not None and (self.path != "paged" or beyond < KV_PAD_TOKENS or beyond % KV_PAD_TOKENS):
+            raise EngineError(
+                f"many_rows_from is {beyond}; it is a multiple of {KV_PAD_TOKENS}, and decode must be paged"
+            )
 
 
 class Engine:
@@ -65,21 +77,49 @@ class Engine:
     ) -> None:
         self.spec, self.n_ctx, self.n_ubatch, self.decoding = spec, n_ctx, n_ubatch, decoding
         self._backend, self._weights = backend, weights
-        buffer_type = backend.buffer_type
         self.state = self._new_state(n_ctx)
-        window = spec.sliding.window if spec.sliding else None
-        self._inputs = Inputs(spec.n_embd, n_ctx, n_ubatch, bool(spec.rope.sections), window, buffer_type)
+        self._inputs = self._new_inputs(self._n_flash)
         if self.state.pages:
-            pages = PageInputs(spec, n_ctx, n_ubatch, buffer_type)
-            self.graphs: GraphCache = PagedGraphs(
-                backend, weights, self.state, self._inputs, pages, decoding.group_pages
-            )
+            self.graphs: GraphCache = self._new_paged(self._inputs, None)
         else:
             self.graphs = GraphCache(backend, weights, self.state, self._inputs)
         self._first = EngineSequence(self, self.state)
         self._sequences = [self._first]
         self.passed_over: tuple[str, ...] = ()
         """Better devices that lack an operation of this model, with what they lack."""
+
+    @property
+    def _n_flash(self) -> int:
+        """Positions that a ubatch of many rows may see by flash attention."""
+        beyond = self.decoding.many_rows_from
+        if beyond is None:
+            return self.n_ctx
+        return min(self.n_ctx, beyond + -(-self.n_ubatch // KV_PAD_TOKENS) * KV_PAD_TOKENS)
+
+    def _new_inputs(self, n_flash: int) -> Inputs:
+        spec, sections = self.spec, bool(self.spec.rope.sections)
+        window = spec.sliding.window if spec.sliding else None
+        buffer_type = self._backend.buffer_type
+        return Inputs(spec.n_embd, self.n_ctx, self.n_ubatch, sections, window, buffer_type, n_flash)
+
+    def _new_paged(self, inputs: Inputs, lead: PagedGraphs | None) -> PagedGraphs:
+        """Graphs of sequences with pages, and where ubatches run staggered a second half of them."""
+        decoding, beyond = self.decoding, self.decoding.many_rows_from
+        n_flash = KV_PAD_TOKENS if lead else self._n_flash
+        graphs = PagedGraphs(
+            self._backend,
+            self._weights,
+            self.state,
+            inputs,
+            PageInputs(self.spec, n_flash, self.n_ubatch, self._backend.buffer_type),
+            decoding.group_pages,
+            many_rows_from=beyond,
+            many_rows=decoding.many_rows,
+            lead=lead,
+        )
+        if lead is None and beyond is not None and beyond < self.n_ctx:
+            graphs.add_second(self._new_paged(self._new_inputs(KV_PAD_TOKENS), graphs))
+        return graphs
 
     @classmethod
     def load(
@@ -147,7 +187,18 @@ class Engine:
 
     def _new_state(self, n_ctx: int) -> SequenceState:
         page_tokens = self.decoding.page_tokens if self.decoding.path == "paged" else None
-        return SequenceState(self.spec, n_ctx, self._backend.buffer_type, page_tokens)
+        resident = self.decoding.resident_tokens if page_tokens else None
+        return SequenceState(self.spec, n_ctx, self._backend.buffer_type, page_tokens, resident)
+
+    @property
+    def backend(self) -> Backend:
+        """What computes."""
+        return self._backend
+
+    @property
+    def own(self) -> EngineSequence:
+        """The engine's own sequence."""
+        return self._first
 
     def drop(self, sequence: EngineSequence) -> None:
         """Frees the rows and states of a sequence."""

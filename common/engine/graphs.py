@@ -82,10 +82,13 @@ class GraphCache:
 
     def reserve(self, n_tokens: int) -> None:
         """Takes the memory the largest usual graph needs, and checks that the backend can run all of it."""
+        self._reserve(n_tokens, self._state.n_ctx)
+
+    def _reserve(self, n_tokens: int, n_kv: int) -> None:
         layers = self._spec.layers
         n_out = 1 if self._spec.has_output else 0
         shape = (layers.start, layers.stop, n_tokens, n_out)
-        placed = self._get(shape, self._state.n_ctx, self._state)
+        placed = self._get(shape, n_kv, self._state)
         if missing := placed.graph.unsupported(self._backend):
             raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")
 
@@ -106,10 +109,13 @@ class GraphCache:
         placed = self._get(shape, n_kv, state)
         placed.aim(n_kv)
         self._inputs.write_rows(rows)
-        self._inputs.write_place(position, n_tokens, n_kv)
+        self._write_place(position, n_tokens, n_kv)
         if 0 < n_out < n_tokens:
             self._inputs.write_out_ids(n_tokens, n_out)
         return placed
+
+    def _write_place(self, position: int, n_tokens: int, n_kv: int) -> None:
+        self._inputs.write_place(position, n_tokens, n_kv)
 
     def forget(self, state: SequenceState) -> None:
         """Drops the graphs of a sequence whose memory is about to be freed."""

@@ -19,9 +19,19 @@ class Inputs:
     """Room for ubatches of up to `n_ubatch` rows over a cache of `n_ctx` cells."""
 
     def __init__(
-        self, n_embd: int, n_ctx: int, n_ubatch: int, sections: bool, window: int | None, buffer_type: int
+        self,
+        n_embd: int,
+        n_ctx: int,
+        n_ubatch: int,
+        sections: bool,
+        window: int | None,
+        buffer_type: int,
+        n_flash: int | None = None,
     ) -> None:
-        """sections: whether positions come four times (mRoPE). window: of the sliding layers, None without any."""
+        """sections: whether positions come four times (mRoPE). window: of the sliding layers, None without any.
+
+        n_flash: cells that layers which attend to everything see by flash attention; None for all.
+        """
         self._sections, self._n_ubatch = sections, n_ubatch
         self._arena = Arena(5 + 2 * TENSORS_PER_MASK)
         tensor = self._arena.tensor
@@ -30,7 +40,7 @@ class Inputs:
         self.positions = tensor(I32, n_ubatch * (SECTIONS if sections else 1), name="positions")
         self.cells = tensor(I64, n_ubatch, name="cells")
         self.out_ids = tensor(I32, n_ubatch, name="out ids")
-        self._masks = {"attention": CausalMask(self._arena, n_ctx, n_ubatch)}
+        self._masks = {"attention": CausalMask(self._arena, n_flash or n_ctx, n_ubatch)}
         if window is not None:
             self._masks["sliding"] = CausalMask(self._arena, n_ctx, n_ubatch, window)
         self.n_bytes = self._arena.allocate(buffer_type)
@@ -65,13 +75,17 @@ class Inputs:
         """Token ids i32 [n_tokens] or residual f32 [n_tokens, n_embd]."""
         (self.tokens if rows.ndim == 1 else self.residual).write(rows)
 
-    def write_place(self, position: int, n_tokens: int, n_kv: int) -> None:
-        """Positions, cells and masks of a ubatch of `n_tokens` rows from `position`; only what has changed."""
+    def write_place(self, position: int, n_tokens: int, n_kv: int, *, by_pages: bool = False) -> None:
+        """Positions, cells and masks of a ubatch of `n_tokens` rows from `position`; only what has changed.
+
+        by_pages: layers that attend to everything read no mask.
+        """
         if self._at != (position, n_tokens):
             self._at = (position, n_tokens)
             self._write_positions(position, n_tokens)
-        for mask in self._masks.values():
-            mask.write(position, n_tokens, n_kv)
+        for kind, mask in self._masks.items():
+            if kind != "attention" or not by_pages:
+                mask.write(position, n_tokens, n_kv)
 
     def write_out_ids(self, n_tokens: int, n_out: int) -> None:
         """The last `n_out` of `n_tokens` rows."""

@@ -71,14 +71,19 @@ class KvSource(Protocol):
 
 ChooseSources = Callable[["LocalPages"], Sequence[KvSource]]
 """Who attends for a sequence: given the pages in this process, returns the sources of all pages, the oldest first.
-Asked anew before each ubatch that attends by pages; may move the pages' `first_page`. Given to set_sources."""
+Asked anew before each ubatch that attends by pages; may move the pages' `first_page`. Of two ubatches that run
+staggered each has its own sources, and both are asked before the first is awaited. Given to set_sources."""
 
 
-def attend(sources: Sequence[KvSource], query: PageQuery) -> PartialAttention:
-    """Attention over the pages of all sources, which hold older pages first; folded in the one order.
-
-    Every source is asked before the first one is awaited: put whoever computes in this process last.
-    """
+def start_attend(sources: Sequence[KvSource], query: PageQuery) -> None:
+    """Asks every source, before the first one is awaited."""
     for source in sources:
         source.start_attend(query)
+
+
+def wait_attend(sources: Sequence[KvSource]) -> PartialAttention:
+    """Attention over the pages of all sources, which hold older pages first; folded in the one order.
+
+    Put whoever computes in this process last.
+    """
     return fold_all(part for source in sources for part in source.wait_attend())

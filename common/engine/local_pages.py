@@ -31,6 +31,12 @@ class LocalPages:
         self._query: PageQuery | None = None
         self._refs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
 
+    def twin(self) -> LocalPages:
+        """The same pages, for another ubatch that is asked about at the same time."""
+        twin = LocalPages(self._state, self._kernel, self.group_pages)
+        twin._refs, twin.first_page = self._refs, self.first_page
+        return twin
+
     def start_attend(self, query: PageQuery) -> None:
         """Remembers the query: this processor has other things to do until it is awaited."""
         self._query = query
@@ -46,11 +52,20 @@ class LocalPages:
         self, query: PageQuery, first_page: int, end_page: int | None = None
     ) -> list[PartialAttention]:
         """One partial for each group of the pages [first_page, end_page), or to the last, of keys the query sees."""
+        if first_page * self._layout.page_tokens < self._state.released:
+            raise EngineError(
+                f"page {first_page} is not in memory; pages before {self._state.released} are released"
+            )
         pages = self._pages(query.layer, query.rows.end, first_page, end_page)
         if not pages:
             return []
         parts = self._kernel.attend(query.q, query.scale, pages, query.rows)
         return fold_groups(parts, first_page, self.group_pages)
+
+    @property
+    def kernel(self) -> PageKernel:
+        """What attends: also for pages of the same shape that lie elsewhere."""
+        return self._kernel
 
     def reserve(self, layer: int, n_rows: int) -> None:
         """Takes the memory that the deepest query of so many rows needs. See PageKernel.reserve."""

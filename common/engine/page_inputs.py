@@ -16,16 +16,17 @@ from common.state.pages import PageLayout
 
 
 class PageInputs:
-    """Room for ubatches of up to `n_ubatch` rows over a context of `n_ctx` positions."""
+    """Room for ubatches of up to `n_ubatch` rows."""
 
-    def __init__(self, spec: ModelSpec, n_ctx: int, n_ubatch: int, buffer_type: int) -> None:
+    def __init__(self, spec: ModelSpec, n_flash: int, n_ubatch: int, buffer_type: int) -> None:
+        """n_flash: positions whose rows flash attention reads, at most."""
         self._spec = spec
         self._arena = Arena(6)
         tensor, n_query = self._arena.tensor, spec.head_dim * spec.n_head
         self.queries = tensor(F32, n_query, n_ubatch, name="queries")
         self.attended = tensor(F32, n_query, n_ubatch, name="attended")
-        self.key_rows = tensor(F16, spec.n_embd_kv, n_ctx, name="keys as rows")
-        self.value_rows = tensor(F16, spec.n_embd_kv, n_ctx, name="values as rows")
+        self.key_rows = tensor(F16, spec.n_embd_kv, n_flash, name="keys as rows")
+        self.value_rows = tensor(F16, spec.n_embd_kv, n_flash, name="values as rows")
         self.key_ids = tensor(I64, spec.n_head_kv * n_ubatch, name="key ids")
         self.value_ids = tensor(I64, spec.n_embd_kv * n_ubatch, name="value ids")
         self.n_bytes = self._arena.allocate(buffer_type, clear=True)

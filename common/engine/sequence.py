@@ -7,12 +7,14 @@ another by export_rows and import_rows. Made by Engine.sequence; used by service
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common.errors import EngineError
 from common.state.sequence import SequenceState
 
 from .kv_source import ChooseSources
+from .mapped_pages import MappedPages, Place
 from .paged import PagedGraphs
 from .span import LayerSpan
 
@@ -44,6 +46,16 @@ class EngineSequence:
         if not isinstance(self._engine.graphs, PagedGraphs):
             raise EngineError("other sources attend pages only; load the engine with Decoding('paged')")
         self._engine.graphs.set_sources(self.state, choose)
+
+    def pages_elsewhere(self, places: Callable[[int, int], Place]) -> MappedPages:
+        """This sequence's full pages as they lie in files, at places(layer, page). Raises EngineError."""
+        graphs = self._engine.graphs
+        if not isinstance(graphs, PagedGraphs) or self.state.pages is None:
+            raise EngineError("this sequence has no pages; load the engine with Decoding('paged')")
+        decoding = self._engine.decoding
+        return MappedPages(
+            self._engine.backend, graphs.kernel, self.state.pages, decoding.group_pages, places
+        )
 
     def close(self) -> None:
         """Free the rows and states; its spans are dead afterwards. The engine does it too. Twice does nothing."""

@@ -16,6 +16,8 @@ from common.state.recurrent import RecurrentSnapshot
 from common.state.sequence import SequenceState
 from common.wire.rows import RowSection
 
+from .paged import PagedGraphs
+
 if TYPE_CHECKING:
     from .engine import Engine
 
@@ -63,6 +65,37 @@ class LayerSpan:
             raise
         self._state.advance(self._layers, end)
         return result
+
+    def runs_pairs(self, position: int) -> bool:
+        """Whether `run_pair` is for ubatches from `position` on."""
+        graphs = self.engine.graphs
+        return isinstance(graphs, PagedGraphs) and graphs.runs_pairs(position)
+
+    def run_pair(self, rows: np.ndarray, position: int, logits: WantedLogits = "none") -> np.ndarray:
+        """As run(), for two ubatches at once: n_ubatch rows and those behind them, staggered; the same bits.
+
+        Returns the residual of all rows, or logits of the second ubatch. Raises EngineError, also where runs_pairs()
+        says no. No snapshot can be taken between the two.
+        """
+        n_first = self.engine.n_ubatch
+        first, second = self._checked_rows(rows[:n_first]), self._checked_rows(rows[n_first:])
+        end, middle = position + len(rows), position + n_first
+        graphs = self.engine.graphs
+        if not isinstance(graphs, PagedGraphs) or not graphs.runs_pairs(position) or end > self._state.n_ctx:
+            raise EngineError(f"positions [{position}, {end}) do not run as a pair of ubatches here")
+        self._state.require_at(self._layers, position)
+        n_kv = (-(-middle // KV_PAD_TOKENS) * KV_PAD_TOKENS, -(-end // KV_PAD_TOKENS) * KV_PAD_TOKENS)
+        shapes = (
+            (self.first, self.last, len(first), 0),
+            (self.first, self.last, len(second), self._n_out(logits, len(second))),
+        )
+        try:
+            results = graphs.run_pair(shapes, np.concatenate((first, second)), position, n_kv, self._state)
+        except BaseException:
+            self._state.lose(self._layers, position)
+            raise
+        self._state.advance(self._layers, end)
+        return results[1] if self._ends_model else np.concatenate(results)
 
     def _checked_rows(self, rows: np.ndarray) -> np.ndarray:
         spec, n_ubatch = self._spec, self.engine.n_ubatch

@@ -199,17 +199,20 @@ class Arena:
             lib.ggml_set_name(tensor.ptr, name.encode()[: MAX_NAME - 1])
         return tensor
 
-    def allocate(self, buffer_type: int, *, weights: bool = False, clear: bool = False) -> int:
+    def allocate(
+        self, buffer_type: int, *, weights: bool = False, clear: bool = False, share: float = 1.0
+    ) -> int:
         """Gives every tensor memory of a buffer type; returns the bytes taken.
 
+        share: of the memory, how much is in use at once. Memory that is not cleared is not touched here.
         Raises OutOfMemoryError, also for what the system would promise and could not give: it would kill us later.
         """
         needed = lib.ggml_backend_alloc_ctx_tensors_from_buft_size(self._context, buffer_type)
         available = psutil.virtual_memory().available
-        if lib.ggml_backend_buft_is_host(buffer_type) and needed > available:
+        if lib.ggml_backend_buft_is_host(buffer_type) and needed * share > available:
             raise OutOfMemoryError(
-                f"{needed / GIB:.1f} GiB of tensors do not fit in the {available / GIB:.1f} GiB of memory that are "
-                f"available; choose a smaller context (n_ctx) or model"
+                f"{needed * share / GIB:.1f} GiB of tensors do not fit in the {available / GIB:.1f} GiB of memory that "
+                f"are available; choose a smaller context (n_ctx) or model"
             )
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, buffer_type)
         if not self._buffer:

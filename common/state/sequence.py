@@ -43,16 +43,44 @@ class LayerState:
 class SequenceState:
     """State of the layers [first, last) of `spec`, with room for `n_ctx` positions."""
 
-    def __init__(self, spec: ModelSpec, n_ctx: int, buffer_type: int, page_tokens: int | None = None) -> None:
-        """page_tokens: keys of a page, a multiple of PAGE_PAD_TOKENS; None when attention reads no pages."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_ctx: int,
+        buffer_type: int,
+        page_tokens: int | None = None,
+        resident_tokens: int | None = None,
+    ) -> None:
+        """page_tokens: keys of a page, a multiple of PAGE_PAD_TOKENS; None when attention reads no pages.
+
+        resident_tokens: positions whose pages are in memory at once; None: all. Memory for so many must be free now.
+        Memory of rows is not touched before the rows come.
+        """
         self.spec, self.n_ctx = spec, n_ctx
         self.pages = PageLayout(page_tokens, n_ctx, spec.n_head_kv, spec.head_dim) if page_tokens else None
-        self._arena = Arena(2 * len(spec.layers))
+        n_paged = sum(self._has_pages(layer) for layer in spec.layers)
+        self._arena, self._paged_arena = Arena(2 * len(spec.layers)), Arena(2 * n_paged)
         self.layers: dict[int, LayerState] = {layer: self._declare(layer) for layer in spec.layers}
-        self.n_bytes = self._arena.allocate(buffer_type, clear=True)
+        self.released = 0
+        """Positions [0, released) of the layers with pages are in memory no more."""
+        self.n_bytes = 0
+        if n_paged < len(spec.layers):
+            self.n_bytes += self._arena.allocate(buffer_type, clear=True)
+        if n_paged:
+            share = 1.0 if resident_tokens is None else min(1.0, resident_tokens / n_ctx)
+            self.n_bytes += self._paged_arena.allocate(buffer_type, share=share)
+
+    def _has_pages(self, layer: int) -> bool:
+        return self.pages is not None and self.spec.kind(layer) == "attention"
+
+    @property
+    def paged_layers(self) -> tuple[int, ...]:
+        """The layers that keep their rows page by page."""
+        return tuple(layer for layer in self.spec.layers if self._has_pages(layer))
 
     def _declare(self, layer: int) -> LayerState:
-        tensor, spec = self._arena.tensor, self.spec
+        spec = self.spec
+        tensor = self._paged_arena.tensor if self._has_pages(layer) else self._arena.tensor
         if spec.kind(layer) == "recurrent":
             r = spec.recurrent
             assert r is not None, "the spec checks that recurrent layers have sizes"
@@ -61,7 +89,7 @@ class SequenceState:
             return LayerState({KIND_CONV: conv, KIND_RECURRENT: state}, {})
         # a sliding layer keeps all its rows too: any of them can be truncated to
         stores: dict[int, RowStore]
-        if self.pages and spec.kind(layer) == "attention":
+        if self.pages and self._has_pages(layer):
             k = tensor(F16, spec.head_dim, spec.n_head_kv * self.n_ctx, name=f"K {layer}")
             v = tensor(F16, 1, self.pages.n_value_elements, name=f"V {layer}")
             stores = {KIND_K: PagedKeys(k, self.pages), KIND_V: PagedValues(v, self.pages)}
@@ -101,6 +129,7 @@ class SequenceState:
         """Forgets positions from `n` on. Recurrent layers can only go to 0 or stay. Raises EngineError."""
         if n < 0:
             raise EngineError(f"cannot truncate to {n} positions")
+        self._require_in_memory(layers, n)
         for layer in layers:
             state = self.layers[layer]
             if n > state.n_valid or (state.is_recurrent and n not in (0, state.n_valid)):
@@ -110,6 +139,15 @@ class SequenceState:
                 )
         for layer in layers:
             self._reset(layer, n)
+        if n == 0 and all(self.layers[layer].n_valid == 0 for layer in self.paged_layers):
+            self.released = 0
+
+    def _require_in_memory(self, layers: range, n: int) -> None:
+        """EngineError where going back to `n` would need pages that are released."""
+        if 0 < n < self.released and any(self._has_pages(layer) for layer in layers):
+            raise EngineError(
+                f"cannot go back to {n}: pages before {self.released} are released; recall them first"
+            )
 
     def clean(self, layers: range, end: int) -> None:
         """Zeroes the K/V rows from each layer's n_valid to `end` that are not known to be zero.
@@ -164,6 +202,7 @@ class SequenceState:
                 raise EngineError(
                     f"layer {layer} has rows for {state.n_valid} positions, the snapshot needs {snapshot.n_valid}"
                 )
+        self._require_in_memory(layers, snapshot.n_valid)
         for layer, conv in snapshot.conv.items():
             self.layers[layer].tensors[KIND_CONV].write(conv)
             self.layers[layer].tensors[KIND_RECURRENT].write(snapshot.state[layer])
@@ -184,6 +223,10 @@ class SequenceState:
                 if p1 > held.n_valid:
                     raise EngineError(
                         f"layer {layer} has rows for {held.n_valid} positions, asked for [{p0}, {p1})"
+                    )
+                if self._has_pages(layer) and p0 < self.released:
+                    raise EngineError(
+                        f"rows [{p0}, {p1}): those before {self.released} are released; recall them"
                     )
                 sections += [self._export_kv(layer, kind, p0, p1) for kind in (KIND_K, KIND_V)]
         return sections
@@ -259,6 +302,7 @@ class SequenceState:
     def close(self) -> None:
         """Frees the memory. Calling it again does nothing."""
         self._arena.close()
+        self._paged_arena.close()
 
 
 def _read(tensor: Tensor) -> np.ndarray:

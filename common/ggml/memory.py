@@ -1,0 +1,47 @@
+"""Gives memory of a tensor back to the system without moving it: addresses stay valid, what was there is gone.
+
+For tensors whose old parts are kept elsewhere. Works on whole memory pages of the system and on private memory of this
+process only. Knows nothing of what the bytes mean; used by common/state/page_memory.py.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import mmap
+import os
+import sys
+
+from common.errors import EngineError
+
+from .ffi import lib
+from .tensor import Tensor
+
+_libc = C.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [C.c_void_p, C.c_size_t, C.c_int]
+_libc.madvise.restype = C.c_int
+ADVICE = mmap.MADV_FREE if sys.platform == "darwin" else mmap.MADV_DONTNEED
+"""Darwin gives anonymous memory back with MADV_FREE only, and when it likes; Linux at once."""
+
+
+def give_back(tensor: Tensor, offset_bytes: int, n_bytes: int) -> int:
+    """Gives the whole memory pages inside bytes [offset, offset + n) of a tensor back; returns how many bytes went.
+
+    Raises EngineError for bytes outside the tensor, and for memory that this processor does not address.
+    """
+    struct = tensor.struct
+    if offset_bytes < 0 or n_bytes < 0 or offset_bytes + n_bytes > tensor.n_bytes:
+        raise EngineError(
+            f"{n_bytes} bytes at {offset_bytes} lie outside the {tensor.n_bytes} bytes of {tensor!r}"
+        )
+    if not struct.data or not lib.ggml_backend_buffer_is_host(struct.buffer):
+        raise EngineError(
+            f"{tensor!r} lies in the memory of another device, which cannot be given back in part"
+        )
+    page = mmap.PAGESIZE
+    first = -(-(struct.data + offset_bytes) // page) * page
+    end = (struct.data + offset_bytes + n_bytes) // page * page
+    if end <= first:
+        return 0
+    if _libc.madvise(first, end - first, ADVICE):
+        raise EngineError(f"the system did not take memory back: {os.strerror(C.get_errno())}")
+    return end - first
