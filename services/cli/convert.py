@@ -70,6 +70,8 @@ def command(
     _introduce(opened, options, parts)
     if scale is None:
         options = _with_measured_scale(opened, model, options)
+    else:
+        click.echo(f"residual scale {scale:g}, as given")
     if dry_run:
         return
     began_s = time.monotonic()
@@ -88,7 +90,7 @@ def _introduce(model: GemmaModel, options: ConvertOptions, parts: tuple[Part, ..
         n_layers = model.kinds.count(kind)
         scaling = f", positions divided by {rope.factor:g}" if rope.factor != 1 else ""
         click.echo(f"  {n_layers} {kind} layers: rotary base {rope.base:,.0f}{scaling}")
-    click.echo(f"context {options.context:,}, batches of {options.batch}, residual scale {options.scale:g}")
+    click.echo(f"context {options.context:,}, batches of {options.batch}")
     for part in parts:
         lut, plain = options.lut(part.kind), 2 * part.n_weights
         saved = f" instead of {plain / 1e6:,.0f} ({lut})" if lut else " (fp16)"

@@ -57,13 +57,27 @@ def lint(folder: Path) -> list[Finding]:
             findings.append(Finding("error", "unreadable", path.name, str(error), "make this part again"))
             continue
         findings += _sizes(package)
+        found: list[Finding] = []
         for function in package.functions.values():
             where = f"{path.name} {function.name}"
-            findings += [
+            found += [
                 *_dimensions(function, where), *_states(function, where), *_operations(function, where),
                 *_precision(function, where), *_masks(function, where, package),
             ]  # fmt: skip
+        findings += _merged(found)
     return findings
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """What several functions of a package have in common is told once, with their names."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for each in findings:
+        package, _, function = each.where.partition(" ")
+        alike.setdefault((each.level, each.rule, package, each.what, each.remedy), []).append(function)
+    return [
+        Finding(level, rule, f"{package} {', '.join(dict.fromkeys(functions))}", what, remedy)
+        for (level, rule, package, what, remedy), functions in alike.items()
+    ]
 
 
 def _manifest(folder: Path) -> Iterator[Finding]:
