@@ -108,6 +108,7 @@ class Control:
             "thermal": self._facts.thermal(),
             "machine": self._facts.machine(),
             "phase": self.phase,
+            "pa_port": 0,
             "pa_held": 0,
             "pa_calls": 0,
             **tail,

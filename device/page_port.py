@@ -85,7 +85,8 @@ class PagePort:
         if self._server is None:
             return {}
         report = self.service.frozen_report()
-        told = {"pa_held": self.service.n_keys, "pa_calls": self.service.store.n_calls}
+        told: dict[str, Any] = {"pa_port": self.address[1]}
+        told |= {"pa_held": self.service.n_keys, "pa_calls": self.service.store.n_calls}
         if report is None:
             return told
         ready = report.pages.get("ready", 0)

@@ -90,6 +90,7 @@ def test_pages_are_pushed_and_asked(worker, end):
     assert len(end.attend(PAGES, PAGES.layers[0], ALL, per_group=1)) == len(ALL)
     told = mem(worker)
     assert told["pa_held"] == PAGES.n_pages * PAGES.page_tokens and told["pa_calls"] >= 9
+    assert told["pa_port"] == worker.pages[1]
     assert told["state"] == "serving" and told["tail_chunks"] == 0
     image = end.ask(ext.Fetch2(PAGES.layers[1], 3))
     assert bytes(image.data.joined()) == PAGES.image(PAGES.layers[1], 3)
