@@ -34,8 +34,8 @@ DECODED_BEFORE_FAULT = 3
 SHORT_TURN_TOKENS = 300
 NOW_S_MAX = 5.0
 REFUSED_S_MAX = 10.0
-USED_AGAIN_S_MAX = 60.0
-SILENCE_S_MAX = 60.0
+USED_AGAIN_S_MAX = 120.0
+SILENCE_S_MAX = 120.0
 """A stream that says nothing for so long did not go on."""
 
 
