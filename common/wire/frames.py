@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 import xxhash
@@ -64,19 +64,22 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """One binary TCP connection of the cable. `frames` maps a type number to its classes (two: told apart by size)."""
+    """One binary TCP connection of the cable. `frames` maps a type number to its classes (two: told apart by size),
+    `longest` to the bytes of its longest payload."""
 
     name: str
     magic: int
     port: int
     types: dict[str, int]
-    frames: dict[int, list[type[Frame]]]
+    frames: dict[int, list[type[Frame]]] = field(default_factory=dict)
+    longest: dict[int, int] = field(default_factory=dict)
 
     def bytes_max(self, frame_type: int) -> int:
         """Longest payload of this type; RemoteProtocolError when the type is unknown."""
-        if frame_type not in self.frames:
+        longest = self.longest.get(frame_type)
+        if longest is None:
             raise RemoteProtocolError(f"unknown {self.name} frame type {frame_type}")
-        return max(cls.BYTES_MAX for cls in self.frames[frame_type])
+        return longest
 
 
 def _types(first: int, names: str) -> dict[str, int]:
@@ -93,7 +96,6 @@ RESIDUAL = Channel(
     )
     | _types(64, "HELLO3 HELLO3_OK CHUNK2 CHUNK2_ACK SYNC2 OK2 STATE_RANGE2 STATE_DATA2 SNAPSHOT TRIM2")
     | {"ERR2": 79},
-    {},
 )
 ATTENTION = Channel(
     "attention",
@@ -102,7 +104,6 @@ ATTENTION = Channel(
     _types(1, "HELLO HELLO_OK CONFIG APPEND TRUNCATE ATTN ATTN_OK STATS OK ERR BYE PING ATTN_BIG FETCH")
     | _types(64, "HELLO3 HELLO3_OK CONFIG2 CONFIG2_OK APPEND2 OK2 ATTN2 ATTN2_OK TRUNCATE2 FETCH2")
     | {"ERR2": 79},
-    {},
 )
 CONTROL_PORT = 50061
 
@@ -116,8 +117,8 @@ def frame(
 
     def enter(cls: F) -> F:
         cls.NAME, cls.TYPE, cls.LAYOUT, cls.REST = name, channel.types[name], Layout(line), rest
-        names = [field.name for field in fields(cls)]
-        known = [field.name for field in cls.LAYOUT.fields]
+        names = [each.name for each in fields(cls)]
+        known = [each.name for each in cls.LAYOUT.fields]
         assert cls.LAYOUT.size == size, f"{name}: the layout has {cls.LAYOUT.size} bytes, not {size}"
         assert names == known + ([names[-1]] if rest else []), (
             f"{name}: fields {names} are not the layout's {known}"
@@ -127,6 +128,7 @@ def frame(
         cls.BYTES_MAX = longest if rest else fixed
         cls.FIELD_NAMES = tuple(names)
         channel.frames.setdefault(cls.TYPE, []).append(cls)
+        channel.longest[cls.TYPE] = max(cls.BYTES_MAX, channel.longest.get(cls.TYPE, 0))
         return cls
 
     return enter

@@ -55,9 +55,12 @@ class Layout:
         self.fields = tuple(_parse_field(piece) for piece in line.split(", ")) if line else ()
         self._struct = struct.Struct("<" + "".join(field.code for field in self.fields))
         self.size = self._struct.size
+        self._plain = all(field.count is None for field in self.fields)
 
     def pack(self, values: Iterable[Any]) -> bytes:
         """Raises FieldError when a value is out of its field's range."""
+        if self._plain:
+            return self._packed(values)
         flat: list[Any] = []
         for field, value in zip(self.fields, values, strict=True):
             if field.kind == "char":
@@ -68,13 +71,18 @@ class Layout:
                 flat.extend(value)
             else:
                 flat.append(value)
+        return self._packed(flat)
+
+    def _packed(self, values: Iterable[Any]) -> bytes:
         try:
-            return self._struct.pack(*flat)
+            return self._struct.pack(*values)
         except struct.error as error:
             raise FieldError(f"{error} in ({self.line})") from None
 
     def unpack(self, view: memoryview) -> list[Any]:
         """Reads the first `size` bytes of `view`, which must be that long."""
+        if self._plain:
+            return list(self._struct.unpack_from(view))
         flat: Iterator[Any] = iter(self._struct.unpack_from(view))
         values: list[Any] = []
         for field in self.fields:
