@@ -1,4 +1,4 @@
-"""`outrigger bench palettise --quick` measures what it says: both sides ran, and ours is not worse. No time is asserted."""
+"""`outrigger bench palettise --quick`: both sides ran, and ours is not worse. No time is asserted."""
 
 import json
 
