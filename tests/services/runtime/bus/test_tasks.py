@@ -6,7 +6,6 @@ Method: askers and owners of asyncio over ipc in one process; foreign peers are 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -239,28 +238,27 @@ def test_a_closed_channel_ends_its_readers(run_dir):
 
 
 def test_what_is_sent_upon_the_loss_of_the_owner_reaches_the_next_one(run_dir):
-    """ZeroMQ takes messages for a dying connection for a moment after it told of its end, the more so while we talk."""
+    """ZeroMQ takes messages for a dying connection for a moment after it told of its end, and they are gone.
+
+    Before askers waited for the next handshake, one in some two hundred was lost: this showed it in half of its runs.
+    """
+    n_lives, beats, sent = 200, [], []
+
+    def say_so(event):
+        if event.kind == "lost_peer" and beats:
+            sent.append(asyncio.ensure_future(mac.send(beats.pop(), wait_s=WAIT_S)))
 
     async def talk():
+        nonlocal mac
         endpoint = route_endpoint(run_dir, LIFE)
-        lost = asyncio.Event()
-        async with Asker(LIFE, endpoint, name="mac", on_event=lambda event: lost.set()) as mac:
-            for life in range(1, 31):
+        async with Asker(LIFE, endpoint, name="mac", on_event=say_so) as mac:
+            for life in range(1, n_lives + 1):
                 async with Owner(LIFE, endpoint):
                     await mac.wait_connected(WAIT_S)
-                    lost.clear()
-                    talking = asyncio.create_task(talk_until(lost, mac, last=m.Beat("mac", life, 0)))
-                    await asyncio.sleep(0.01)
-                async with Owner(LIFE, endpoint) as launch:
-                    async with asyncio.timeout(WAIT_S):
-                        assert (await launch.receive()).message == m.Beat("mac", life, 0)
-                    await talking
+                    beats.append(m.Beat("mac", life, 0))
+                async with Owner(LIFE, endpoint) as launch, asyncio.timeout(WAIT_S):
+                    assert (await launch.receive()).message == m.Beat("mac", life, 0)
+            await asyncio.gather(*sent)
 
-    async def talk_until(lost, mac, last):
-        while not lost.is_set():
-            with suppress(ServiceError):
-                await mac.send(m.Beat("mac", last.pid, 1), wait_s=0.0)
-            await asyncio.sleep(0)
-        await mac.send(last, wait_s=WAIT_S)
-
+    mac = None
     run(talk())
