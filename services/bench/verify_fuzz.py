@@ -1,9 +1,9 @@
 """`outrigger verify --fuzz`: 100,000 hostile frames and lines: codec, guided fuzzer, and a running worker.
 
-Half of the frames go to the link's state machine in this process, half over loopback to a real worker with a small
-model; a coverage-guided fuzzer adds what it finds, where the extra `fuzz` is installed. Exit 1 when anything crashed,
-hung, said more than one error on a connection, refused an honest host afterwards, or kept memory, threads or
-descriptors. Called by services.cli.verify.
+Half of the frames go to the links' state machines in this process, half over loopback to a real worker with a small
+model; of each, a third are about pages. A coverage-guided fuzzer adds what it finds, where the extra `fuzz` is there.
+Exit 1 when anything crashed, hung, said more than one error on a connection, refused an honest host afterwards, or kept
+memory, threads or descriptors. Called by services.cli.verify.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from common.model.spec import ModelSpec
 from common.model.split import write_tail
 from common.model.synthetic import write_synthetic
 from services.bench.fuzz.codec import fuzz_codec
-from services.bench.fuzz.live import Footprint, LiveCounts, fuzz_control, fuzz_link
+from services.bench.fuzz.control import fuzz_control
+from services.bench.fuzz.live import Footprint, LiveCounts, fuzz_link
+from services.bench.fuzz.pages import fuzz_pages
 from services.bench.processes import Processes, free_port
 from services.bench.report import Report
 
@@ -45,6 +47,8 @@ GEOMETRY = Geometry(
 RSS_GROWTH_BYTES_MAX = 96 * MIB
 """A worker keeps a few receive buffers, snapshots and arenas; frames of 256 MiB that were only announced are more."""
 SETTLE_S = 10.0
+PAGES_PART = 3
+"""One of so many frames is about pages."""
 
 
 @dataclass
@@ -80,13 +84,15 @@ def verify_fuzz(report: Report, seed: int | None = None) -> FuzzCounts:
 
 def _codec(report: Report, counts: FuzzCounts, n_frames: int) -> None:
     try:
-        codec = fuzz_codec(counts.seed, n_frames)
+        codec = fuzz_codec(counts.seed, n_frames - n_frames // PAGES_PART)
+        pages = fuzz_codec(counts.seed, n_frames // PAGES_PART, pages=True)
     except Exception as error:  # whatever it is, it is what we look for
         counts.problems.append(f"the codec raised {type(error).__name__}: {error} (seed {counts.seed})")
         return
-    counts.frames += codec.frames
-    told = ", ".join(f"{n:,} {name}" for name, n in codec.outcomes.most_common())
-    report.progress(f"codec: {codec.frames:,} frames: {told}")
+    for name, each in (("codec", codec), ("codec of pages", pages)):
+        counts.frames += each.frames
+        told = ", ".join(f"{n:,} {outcome}" for outcome, n in each.outcomes.most_common())
+        report.progress(f"{name}: {each.frames:,} frames: {told}")
 
 
 def _guided(report: Report, counts: FuzzCounts) -> None:
@@ -113,7 +119,7 @@ def _worker(report: Report, counts: FuzzCounts, n_frames: int) -> None:
         whole, tail = processes.folder / "fuzz.gguf", processes.folder / "fuzz-tail.gguf"
         write_synthetic(GEOMETRY, whole)
         write_tail(whole, 4, tail)
-        link, control = ("127.0.0.1", free_port()), ("127.0.0.1", free_port())
+        link, control, pages = (("127.0.0.1", free_port()) for _ in range(3))
         flags = {
             "tail": str(tail),
             "worker_ctx": 512,
@@ -122,15 +128,20 @@ def _worker(report: Report, counts: FuzzCounts, n_frames: int) -> None:
             "log_level": "error",
         }
         settings = load_settings(
-            None, {}, flags | {"listen_port": link[1], "listen_control_port": control[1]}
+            None,
+            {},
+            flags
+            | {"listen_port": link[1], "listen_control_port": control[1], "listen_pages_port": pages[1]},
         )
         processes.start("worker", "device.worker", settings)
         spec = ModelSpec.read(tail)
         processes.connect("worker", lambda: fuzz_link(link, spec, counts.seed, 1))
         (pid,) = processes.pids
         warm = fuzz_link(link, spec, counts.seed + 1, 500)
+        counts.problems += fuzz_pages(pages, counts.seed + 1, 500).problems
         before = Footprint.of(pid)
-        live = fuzz_link(link, spec, counts.seed, n_frames)
+        live = fuzz_link(link, spec, counts.seed, n_frames - n_frames // PAGES_PART)
+        _take_over(counts, fuzz_pages(pages, counts.seed, n_frames // PAGES_PART))
         lines = CONTROL_LINES_QUICK if report.quick else CONTROL_LINES
         fuzz_control(control, counts.seed, lines, live)
         _take_over(counts, live)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.errors import RemoteProtocolError
 from common.wire import extension_frames as ext
-from common.wire.frames import RESIDUAL
+from common.wire.attention_link import AttentionLink, QueryShape
 from common.wire.grammar import Phase
 from common.wire.layout import Payload
 from common.wire.link import Link, Refused, Role
 from common.wire.rows import decode_rows
 from common.wire.stream import FrameReader
+from services.bench.fuzz import page_frames
 from services.bench.fuzz.frames import FrameMaker
+from services.bench.fuzz.page_frames import PageFrameMaker
 
 N_EMBD = 64
 EPOCH = 7
@@ -47,7 +50,7 @@ class BoundedReader(FrameReader):
             self.bound = link.bytes_max(frame_type)
             return self.bound
 
-        super().__init__(RESIDUAL.magic, asked)
+        super().__init__(link.channel.magic, asked)
 
     def buffer(self) -> memoryview:
         lent = super().buffer()
@@ -55,12 +58,13 @@ class BoundedReader(FrameReader):
         return lent
 
 
-def feed(role: Role, stream: bytes, cut: int) -> Counter[str]:
+def feed(role: Role, stream: bytes, cut: int, greeted: Callable[[Role], Link] | None = None) -> Counter[str]:
     """Let a greeted link of `role` receive `stream` in turns of `cut` bytes; what came of it, by name.
 
-    Anything but RemoteProtocolError that a link raises is raised here, too.
+    Anything but RemoteProtocolError that a link raises is raised here, too. greeted: makes the link, by default
+    greeted_link.
     """
-    link = greeted_link(role)
+    link = (greeted or greeted_link)(role)
     reader, outcomes, at = BoundedReader(link), Counter[str](), 0
     try:
         while at < len(stream):
@@ -86,6 +90,14 @@ def greeted_link(role: Role) -> Link:
     return link
 
 
+def greeted_page_link(role: Role) -> Link:
+    """The same of the attention channel, configured."""
+    link = AttentionLink(role)
+    link.phase, link.epoch = Phase.EXTENDED, EPOCH
+    link.shape = QueryShape(page_frames.N_HEAD_KV, page_frames.N_GROUP, page_frames.HEAD_DIM)
+    return link
+
+
 def _look_inside(frame: object, outcomes: Counter[str]) -> None:
     """Decode blobs as their receiver would."""
     blob = getattr(frame, "blob", None)
@@ -97,10 +109,11 @@ def _look_inside(frame: object, outcomes: Counter[str]) -> None:
             outcomes["rows refused"] += 1
 
 
-def fuzz_codec(seed: int, n_frames: int) -> CodecCounts:
-    """Streams of hostile frames to both roles until n_frames were looked at."""
-    rng = random.Random(seed)
-    maker, counts = FrameMaker(rng, N_EMBD), CodecCounts()
+def fuzz_codec(seed: int, n_frames: int, *, pages: bool = False) -> CodecCounts:
+    """Streams of hostile frames to both roles until n_frames were looked at. pages: of the attention channel."""
+    rng, counts = random.Random(seed), CodecCounts()
+    maker = PageFrameMaker(rng) if pages else FrameMaker(rng, N_EMBD)
+    greeted = greeted_page_link if pages else greeted_link
     while counts.frames < n_frames:
         stream, seq = b"", 1
         for _ in range(rng.randrange(1, 30)):
@@ -108,5 +121,5 @@ def fuzz_codec(seed: int, n_frames: int) -> CodecCounts:
             stream += hostile.data
             seq += hostile.numbered
         role = Role.WORKER if rng.random() < 0.8 else Role.HOST
-        counts.outcomes += feed(role, stream, rng.choice((1, 13, 4096, 1 << 20)))
+        counts.outcomes += feed(role, stream, rng.choice((1, 13, 4096, 1 << 20)), greeted)
     return counts

@@ -34,7 +34,17 @@ class Hostile:
 
 
 class FrameMaker:
-    """Makes what a host might say to a worker whose model is `n_embd` wide, from `rng` alone."""
+    """Makes what a host might say to a worker whose model is `n_embd` wide, from `rng` alone.
+
+    That is the residual channel; `page_frames` has the other's.
+    """
+
+    channel: Channel = RESIDUAL
+    wild: tuple[type[Frame], ...] = (ext.Chunk2, ext.Sync2, ext.StateRange2, ext.Snapshot, ext.Trim2)
+    """Requests whose fields are filled at random."""
+    short: type[Frame] = ext.Trim2
+    """A request of one number, for wrong stamps."""
+    greetings: tuple[type[Frame], ...] = (base.Hello, base.Hello2)
 
     def __init__(self, rng: random.Random, n_embd: int) -> None:
         self._rng, self._n_embd = rng, n_embd
@@ -66,8 +76,8 @@ class FrameMaker:
             case 1:
                 return Hostile("greeting cut", greeting[: rng.randrange(len(greeting))], "never ends", False)
             case 2:
-                layout = rng.choice((base.Hello, base.Hello2)).LAYOUT
-                frame = _framed(RESIDUAL, RESIDUAL.types["HELLO"], rng.randbytes(layout.size))
+                layout = rng.choice(self.greetings).LAYOUT
+                frame = _framed(self.channel, self.channel.types["HELLO"], rng.randbytes(layout.size))
                 return Hostile("greeting wild", frame, "unknown", False)
             case _:
                 return self._garbage(0, 0)
@@ -130,24 +140,24 @@ class FrameMaker:
 
     def _wild_fields(self, epoch: int, seq: int) -> Hostile:
         """The right hash over fields that are random."""
-        cls = self._rng.choice((ext.Chunk2, ext.Sync2, ext.StateRange2, ext.Snapshot, ext.Trim2))
+        cls = self._rng.choice(self.wild)
         body = self._rng.randbytes(cls.LAYOUT.size + (self._rng.randrange(64) if cls.REST else 0))
-        return Hostile("wild fields", stamped(cls.TYPE, epoch, seq, body), "unknown", True)
+        return Hostile("wild fields", self._stamped(cls.TYPE, epoch, seq, body), "unknown", True)
 
     def _stale(self, epoch: int, seq: int) -> Hostile:
-        body = ext.Trim2.LAYOUT.pack((0,))
+        body = self.short.LAYOUT.pack((0,))
         other = self._rng.choice((0, epoch - 1, epoch + 1, 2**64 - 1))
-        return Hostile("stale epoch", stamped(ext.Trim2.TYPE, other, seq, body), "unknown", False)
+        return Hostile("stale epoch", self._stamped(self.short.TYPE, other, seq, body), "unknown", False)
 
     def _gap(self, epoch: int, seq: int) -> Hostile:
-        body = ext.Trim2.LAYOUT.pack((0,))
+        body = self.short.LAYOUT.pack((0,))
         other = self._rng.choice((0, seq - 1, seq + 1, 2**64 - 1))
-        return Hostile("gap", stamped(ext.Trim2.TYPE, epoch, other, body), "unknown", False)
+        return Hostile("gap", self._stamped(self.short.TYPE, epoch, other, body), "unknown", False)
 
     def _other_type(self, epoch: int, seq: int) -> Hostile:
         number = self._rng.choice((0, 2, 5, 13, 17, 63, 64, 65, 74, 78, 80, 2**31, 2**32 - 1))
         body = self._rng.randbytes(self._rng.randrange(80))
-        return Hostile("other type", stamped(number, epoch, seq, body), "unknown", False)
+        return Hostile("other type", self._stamped(number, epoch, seq, body), "unknown", False)
 
     def _unasked_answer(self, epoch: int, seq: int) -> Hostile:
         ok = ext.Ok2(self._rng.randrange(5), 0)
@@ -158,13 +168,16 @@ class FrameMaker:
         rng = self._rng
         allowed = CHUNK_TOKENS_MAX * self._n_embd * 4
         n_bytes = rng.choice((1000, allowed, allowed + 41, 2**28, 2**28 + 1, 2**32, 2**63, 2**64 - 1))
-        kind = rng.choice(list(RESIDUAL.types.values()))
-        data = HEADER.pack((RESIDUAL.magic, kind, n_bytes)) + rng.randbytes(rng.randrange(50))
+        kind = rng.choice(list(self.channel.types.values()))
+        data = HEADER.pack((self.channel.magic, kind, n_bytes)) + rng.randbytes(rng.randrange(50))
         return Hostile("liar", data, "never ends", False)
 
     def _garbage(self, _epoch: int, _seq: int) -> Hostile:
         data = self._rng.randbytes(self._rng.randrange(1, 300))
         return Hostile("garbage", data, "never ends" if len(data) < HEADER.size else "unknown", False)
+
+    def _stamped(self, frame_type: int, epoch: int, seq: int, body: bytes) -> bytes:
+        return stamped(frame_type, epoch, seq, body, self.channel)
 
     def _flip(self, data: bytes, first: int, kind: str, numbered: bool = False) -> Hostile:
         changed = bytearray(data)
@@ -173,11 +186,11 @@ class FrameMaker:
         return Hostile(kind, bytes(changed), "unknown", numbered)
 
 
-def stamped(frame_type: int, epoch: int, seq: int, body: bytes) -> bytes:
+def stamped(frame_type: int, epoch: int, seq: int, body: bytes, channel: Channel = RESIDUAL) -> bytes:
     """A frame with a right hash, whatever its body is."""
     seq %= 1 << 64
     digest = stamp_hash(frame_type, epoch, seq, (memoryview(body),))
-    return _framed(RESIDUAL, frame_type, EXT_HDR.pack((epoch, seq, digest)) + body)
+    return _framed(channel, frame_type, EXT_HDR.pack((epoch, seq, digest)) + body)
 
 
 def _framed(channel: Channel, frame_type: int, payload: bytes) -> bytes:

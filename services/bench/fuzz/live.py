@@ -1,4 +1,4 @@
-"""Hostile frames and lines against a running worker, over its own sockets; counts what it says and how it ends.
+"""Hostile frames against a running worker, over its own sockets; counts what it says and how it ends.
 
 What must hold: it answers every well-formed request once, says at most one error of the connection as a whole and then
 closes, never hangs, and afterwards serves an honest host as before. Used by services.bench.verify_fuzz and tests.
@@ -6,21 +6,22 @@ closes, never hangs, and afterwards serves an honest host as before. Used by ser
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import psutil
 
-from common.limits import CONTROL_LINE_BYTES_MAX
 from common.model.spec import ModelSpec
+from common.wire import attention_base_frames as page_base
 from common.wire import base_frames as base
 from common.wire import extension_frames as ext
 from common.wire.fingerprint import fingerprint
 from common.wire.frames import RESIDUAL, Frame, decode, encode, split_stamp
+from common.wire.grammar import RESIDUAL_RULES, Rules
 from common.wire.layout import Payload
 from common.wire.stream import FrameReader
 from services.bench.fuzz.frames import FrameMaker, Hostile
@@ -28,20 +29,8 @@ from services.bench.fuzz.frames import FrameMaker, Hostile
 SILENCE_S_MAX = 20.0
 FRAMES_A_CONNECTION = 400
 BAD_GREETINGS = 0.2
-COMMANDS = (
-    "mem",
-    "ls",
-    "watch",
-    "mac",
-    "mac ready",
-    "mac reading 1 2 3",
-    "mac x",
-    "fetch a b",
-    "life",
-    "fault",
-    "",
-)
-PING = b"".join(encode(RESIDUAL, base.Ping(3)))
+PONG_BYTES = 3
+"""So many are asked of a PING that follows a hostile frame."""
 
 
 @dataclass
@@ -59,13 +48,14 @@ class LiveCounts:
 class HostileHost:
     """One connection. `errors` counts what the worker said of the connection as a whole."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], rules: Rules = RESIDUAL_RULES) -> None:
         self.errors = 0
+        self._rules = rules
         self.outcomes: Counter[str] = Counter()
         self._sock = socket.create_connection(address)
         self._sock.settimeout(SILENCE_S_MAX)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = FrameReader(RESIDUAL.magic, RESIDUAL.bytes_max)
+        self._reader = FrameReader(rules.channel.magic, rules.channel.bytes_max)
         self._arrived: list[Frame] = []
 
     def say(self, data: bytes) -> bool:
@@ -87,9 +77,9 @@ class HostileHost:
                 return None
             for raw in self._reader.advance(n):
                 _, body = split_stamp(raw.type, raw.payload)
-                self._arrived.append(decode(RESIDUAL, raw.type, body))
+                self._arrived.append(decode(self._rules.channel, raw.type, body))
         frame = self._arrived.pop(0)
-        whole = isinstance(frame, base.Err) or (isinstance(frame, ext.Err2) and frame.answers == 0)
+        whole = ends_connection(frame, self._rules)
         self.errors += whole
         self.outcomes["error" if whole else frame.NAME.lower()] += 1
         return frame
@@ -103,8 +93,11 @@ class HostileHost:
         while not ponged or answered:
             if (frame := self.hear()) is None:
                 return False
-            if isinstance(frame, base.Pong):
-                ponged |= len(frame.data.joined()) == 3
+            if isinstance(frame, base.Pong | page_base.Ok) and len(frame.data.joined()) == PONG_BYTES:
+                ponged = True
+                answered &= isinstance(
+                    frame, base.Pong
+                )  # on the other channel a PING is answered in its turn
             elif not isinstance(frame, base.Ping):
                 answered = False
         return True
@@ -124,15 +117,71 @@ def greeting(spec: ModelSpec, epoch: int) -> bytes:
     return b"".join(encode(RESIDUAL, hello, epoch=epoch, seq=1))
 
 
+def ends_connection(frame: Frame, rules: Rules) -> bool:
+    """Whether the worker speaks of the connection as a whole."""
+    return isinstance(frame, rules.err) or (isinstance(frame, rules.err2) and frame.answers == 0)
+
+
+class Subject(Protocol):
+    """A channel of a worker under fire: how an honest host begins, what a hostile one says, what must go on working."""
+
+    rules: Rules
+    ping: bytes
+
+    def maker(self, rng: random.Random) -> FrameMaker:
+        """Of hostile frames."""
+        ...
+
+    def opening(self) -> tuple[int, list[bytes]]:
+        """(epoch, the frames that an honest host says first); each is answered by no error."""
+        ...
+
+    def check(self, host: HostileHost, epoch: int) -> str:
+        """Ask what an honest host would, after the opening; what was wrong with the answers, or nothing."""
+        ...
+
+
+class ResidualSubject:
+    """The tail's channel."""
+
+    rules = RESIDUAL_RULES
+    ping = b"".join(encode(RESIDUAL, base.Ping(PONG_BYTES)))
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    def maker(self, rng: random.Random) -> FrameMaker:
+        """See Subject."""
+        return FrameMaker(rng, self._spec.n_embd)
+
+    def opening(self) -> tuple[int, list[bytes]]:
+        """See Subject."""
+        epoch = time.time_ns()
+        return epoch, [greeting(self._spec, epoch)]
+
+    def check(self, host: HostileHost, epoch: int) -> str:
+        """See Subject."""
+        chunk = ext.Chunk2(0, 4, base.DTYPE_F32, 0, Payload(bytes(16 * self._spec.n_embd)))
+        host.say(b"".join(encode(RESIDUAL, chunk, epoch=epoch, seq=2)))
+        answer = host.hear()
+        right = isinstance(answer, ext.Chunk2Ack) and answer.n_valid == 4
+        return "" if right else f"an honest host was answered {answer}"
+
+
 def fuzz_link(address: tuple[str, int], spec: ModelSpec, seed: int, n_frames: int) -> LiveCounts:
+    """`fuzz` of the tail's channel."""
+    return fuzz(address, ResidualSubject(spec), seed, n_frames)
+
+
+def fuzz(address: tuple[str, int], subject: Subject, seed: int, n_frames: int) -> LiveCounts:
     """Connections of hostile hosts until n_frames were sent; honest ones in between must be served."""
     rng, counts = random.Random(seed), LiveCounts()
-    maker = FrameMaker(rng, spec.n_embd)
+    maker = subject.maker(rng)
     while counts.frames < n_frames:
-        host = HostileHost(address)
+        host = HostileHost(address, subject.rules)
         counts.connections += 1
         try:
-            _converse(host, maker, rng, spec, counts)
+            _converse(host, maker, rng, subject, counts)
         except TimeoutError:
             counts.problems.append(
                 f"the worker was silent for {SILENCE_S_MAX:g} s (connection {counts.connections})"
@@ -144,41 +193,48 @@ def fuzz_link(address: tuple[str, int], spec: ModelSpec, seed: int, n_frames: in
         if host.errors > 1:
             counts.problems.append(f"{host.errors} errors on connection {counts.connections}")
         if counts.connections % 50 == 0:
-            _check_honest(address, spec, counts)
+            _check_honest(address, subject, counts)
         if len(counts.problems) > 5:
             break
-    _check_honest(address, spec, counts)
+    _check_honest(address, subject, counts)
     return counts
 
 
 def _converse(
-    host: HostileHost, maker: FrameMaker, rng: random.Random, spec: ModelSpec, counts: LiveCounts
+    host: HostileHost, maker: FrameMaker, rng: random.Random, subject: Subject, counts: LiveCounts
 ) -> None:
     """One connection from its first byte to its end."""
-    epoch = time.time_ns()
-    hello = greeting(spec, epoch)
+    epoch, opening = subject.opening()
     if rng.random() < BAD_GREETINGS:
-        bad = maker.bad_greeting(hello)
+        bad = maker.bad_greeting(opening[0])
         counts.frames += 1
         host.say(bad.data)
         if bad.outcome != "never ends":
             host.hear()
         return
-    host.say(hello)
-    counts.frames += 1
-    if not isinstance(host.hear(), ext.Hello3Ok):
+    counts.frames += len(opening)
+    if not _opened(host, opening, subject):
         return  # the one before still has the place for a moment
-    seq = 2
+    seq = len(opening) + 1
     for _ in range(FRAMES_A_CONNECTION):
         hostile = maker.frame(epoch, seq)
         counts.frames += 1
         counts.outcomes[f"sent {hostile.kind}"] += 1
-        if not _say_and_hear(host, hostile, counts):
+        if not _say_and_hear(host, hostile, subject, counts):
             return
         seq += hostile.numbered
 
 
-def _say_and_hear(host: HostileHost, hostile: Hostile, counts: LiveCounts) -> bool:
+def _opened(host: HostileHost, opening: list[bytes], subject: Subject) -> bool:
+    """Whether each of these was answered by no error."""
+    for data in opening:
+        answer = host.hear() if host.say(data) else None
+        if answer is None or isinstance(answer, (subject.rules.err, subject.rules.err2)):
+            return False
+    return True
+
+
+def _say_and_hear(host: HostileHost, hostile: Hostile, subject: Subject, counts: LiveCounts) -> bool:
     """Send one frame and hear what comes of it; False when the connection is over."""
     if not host.say(hostile.data):
         return False
@@ -188,28 +244,25 @@ def _say_and_hear(host: HostileHost, hostile: Hostile, counts: LiveCounts) -> bo
         answer = host.hear()
         while isinstance(answer, base.Ping):
             answer = host.hear()
-        if answer is None or (isinstance(answer, ext.Err2) and answer.answers == 0):
+        if answer is None or ends_connection(answer, subject.rules):
             counts.problems.append(f"a well-formed {hostile.kind} ended the connection: {answer}")
             return False
         return True
     # One of the many ways to be wrong: refused, dropped, or the end. A PING after it tells which.
-    return host.say(PING) and host.hear_until_pong(answered=hostile.numbered)
+    return host.say(subject.ping) and host.hear_until_pong(answered=hostile.numbered)
 
 
-def _check_honest(address: tuple[str, int], spec: ModelSpec, counts: LiveCounts) -> None:
+def _check_honest(address: tuple[str, int], subject: Subject, counts: LiveCounts) -> None:
     """A host that does everything right is greeted and served, at once or as soon as the one before is gone."""
     for _ in range(50):
-        host, epoch = HostileHost(address), time.time_ns()
+        host = HostileHost(address, subject.rules)
         try:
-            host.say(greeting(spec, epoch))
-            if not isinstance(host.hear(), ext.Hello3Ok):
+            epoch, opening = subject.opening()
+            if not _opened(host, opening, subject):
                 time.sleep(0.05)
                 continue
-            chunk = ext.Chunk2(0, 4, base.DTYPE_F32, 0, Payload(bytes(16 * spec.n_embd)))
-            host.say(b"".join(encode(RESIDUAL, chunk, epoch=epoch, seq=2)))
-            answer = host.hear()
-            if not isinstance(answer, ext.Chunk2Ack) or answer.n_valid != 4:
-                counts.problems.append(f"an honest host was answered {answer}")
+            if problem := subject.check(host, epoch):
+                counts.problems.append(problem)
             counts.outcomes["honest hosts"] += 1
             return
         except TimeoutError:
@@ -217,47 +270,6 @@ def _check_honest(address: tuple[str, int], spec: ModelSpec, counts: LiveCounts)
         finally:
             host.close()
     counts.problems.append("an honest host was not served")
-
-
-def fuzz_control(address: tuple[str, int], seed: int, n_lines: int, counts: LiveCounts) -> None:
-    """Lines to the control channel: commands, nearly commands, bytes, endless ones. Each has one line of JSON back."""
-    rng = random.Random(seed)
-    sent = 0
-    while sent < n_lines:
-        with socket.create_connection(address) as sock:
-            sock.settimeout(SILENCE_S_MAX)
-            lines = sock.makefile("rb")
-            while sent < n_lines:
-                line = _line(rng)
-                sent += 1
-                try:
-                    sock.sendall(line + b"\n")
-                    answer = lines.readline()
-                except TimeoutError:
-                    counts.problems.append(f"the control channel was silent after {line[:60]!r}")
-                    return
-                except OSError:
-                    answer = b""
-                if not answer:
-                    if len(line) < CONTROL_LINE_BYTES_MAX:
-                        counts.problems.append(f"the control channel closed after {line[:60]!r}")
-                    break
-                if not isinstance(json.loads(answer), dict):
-                    counts.problems.append(f"the control channel answered {answer[:60]!r}")
-                if line.strip() == b"watch":
-                    break
-    counts.control_lines += sent
-
-
-def _line(rng: random.Random) -> bytes:
-    if rng.random() < 0.6:
-        words = [
-            rng.choice(COMMANDS),
-            *(rng.choice(("1", "-1", "9" * 30, "é", "\0")) for _ in range(rng.randrange(3))),
-        ]
-        return " ".join(words).encode()
-    n = rng.choice((1, 10, 1000, 1000, CONTROL_LINE_BYTES_MAX + 10))
-    return rng.randbytes(n).replace(b"\n", b" ")
 
 
 @dataclass(frozen=True)
