@@ -50,6 +50,10 @@ COMMANDS = {
     ),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "trace": ("services.cli.trace:command", "Where the time of a read went: table, picture or Chrome trace."),
+    "energy": (
+        "services.cli.energy:command",
+        "Watts and joules a token, from a battery's rate while it generated.",
+    ),
     "chat": ("services.cli.chat:command", "Talk to the model that runs, in the terminal."),
     "keys": ("services.cli.keys:command", "CURVE keys for ZeroMQ clients on other machines."),
     "config": ("services.cli.config:command", "Show and check settings."),
