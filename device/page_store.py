@@ -20,7 +20,7 @@ from common.attention.order import fold_groups
 from common.attention.partial import PartialAttention, fold_all
 from common.engine.kv_source import QueryRows
 from common.engine.page_graph import PageRef
-from common.engine.page_kernel import PageKernel
+from common.engine.page_kernel import GRAPHS_PER_LAYER, PAGES_MAX, PageKernel
 from common.errors import EngineError, HashMismatchError, NonFiniteError, OutOfMemoryError, PositionError
 from common.ggml.backend import Backend
 from common.ggml.tensor import F16
@@ -30,6 +30,8 @@ from device.coreml.frozen.builder import Rows
 from device.frozen_groups import FrozenGroups
 from device.held_group import HeldForm, HeldGroup
 
+DEPTHS_MAX = 4
+"""Graphs are kept for queries over up to so many times PAGES_MAX * GRAPHS_PER_LAYER pages."""
 OpenFrozen = Callable[[HeldForm, Callable[[int, int, int], Rows]], FrozenGroups | None]
 
 
@@ -124,7 +126,9 @@ class PageStore:
         )
         n_groups = max(n_groups, len(self._groups))
         if not same:
-            self._kernel = PageKernel(self._backend, form.shape, len(form.layers), form.many_rows)
+            # A query over many pages runs as several graphs: keep those of all layers at great depths, too.
+            depths = min(DEPTHS_MAX, 1 + n_groups * form.group_pages // (PAGES_MAX * GRAPHS_PER_LAYER))
+            self._kernel = PageKernel(self._backend, form.shape, len(form.layers) * depths, form.many_rows)
             self._n_keys = dict.fromkeys(form.layers, 0)
             self.form, self._session, self._by_rows = form, session, by_rows
             self.frozen = None if by_rows else self._open_frozen(form, self._frozen_rows)
