@@ -50,9 +50,15 @@ COMMANDS = {
     ),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "trace": ("services.cli.trace:command", "Where the time of a read went: table, picture or Chrome trace."),
+    "drill": ("services.cli.drill:command", "Faults on purpose on your own set-up, one after the other."),
+    "soak": ("services.cli.soak:command", "Mixed requests under random faults for minutes or hours."),
     "energy": (
         "services.cli.energy:command",
         "Watts and joules a token, from a battery's rate while it generated.",
+    ),
+    "fp16-check": (
+        "services.cli.fp16_check:command",
+        "Where a Gemma 3 model overflows fp16, and the scale that prevents it.",
     ),
     "chat": ("services.cli.chat:command", "Talk to the model that runs, in the terminal."),
     "keys": ("services.cli.keys:command", "CURVE keys for ZeroMQ clients on other machines."),

@@ -128,7 +128,7 @@ class Host:
         self._tether: Tether | None = None
         self._residual: BlockingAsker | None = None
         self._desk = Desk(
-            route_endpoint(run_dir, GENERATE), self._queue, self.status, self._told, on_bus_event=on_bus_event
+            route_endpoint(run_dir, GENERATE), self._queue, self._stands, self._told, on_bus_event=on_bus_event
         )
         if split_layer:
             hello = link_hello(engine, self._spec, split_layer, window)
@@ -237,8 +237,14 @@ class Host:
     # --- inside
 
     def _changed(self) -> None:
-        self._tally.stands(self.status())
+        self._stands()
         self._desk.tell_status()
+
+    def _stands(self) -> m.HostStatus:
+        """The status, counted: the desk asks for it whenever a request came, began or ended."""
+        status = self.status()
+        self._tally.stands(status)
+        return status
 
     def _link_failed(self, error: LinkError) -> None:
         if self._tether:

@@ -17,10 +17,10 @@ ANSWER_S_MAX = 180.0
 
 
 class FarEnd:
-    """Talks to the worker that listens on `port` of loopback. Use as a context or `close` it."""
+    """Talks to the worker whose control channel is at this address. `close` it."""
 
-    def __init__(self, port: int) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port), ANSWER_S_MAX)
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._sock = socket.create_connection((host, port), ANSWER_S_MAX)
         self._lines = self._sock.makefile("rb")
 
     def ask(self, line: str) -> dict[str, Any]:

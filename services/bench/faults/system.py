@@ -1,6 +1,7 @@
 """The whole system as a person starts it: `outrigger run` in a process of its own, on free ports and a private folder.
 
-Knows how to start it, ask how it is, and stop it like Ctrl-C does. Used by services.bench.faults.kills.
+Knows how to start it, ask how it is, and stop it like Ctrl-C does. Used by services.bench.faults.kills,
+services.bench.drill and services.bench.soak.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.config import load_settings, to_environ
+from common.config import Settings, load_settings, to_environ
 from common.errors import ServiceError
 from services.bench.processes import free_port
 from services.client import OutriggerClient
@@ -29,6 +30,7 @@ PORTS = (
     "gateway_metrics_port",
     "mac_metrics_port",
     "bridge_metrics_port",
+    "broker_metrics_port",
 )
 SAID_CHARS_MAX = 2000
 
@@ -36,16 +38,19 @@ SAID_CHARS_MAX = 2000
 class RunningSystem:
     """Use as a context: all processes are ready inside, gone after it."""
 
-    def __init__(self, model: Path, **flags: object) -> None:
-        """flags: settings by flat name. Ports stay the same when a process is started again."""
+    def __init__(self, model: Path, *, like: Settings | None = None, **flags: object) -> None:
+        """flags: settings by flat name, over those of `like`. Ports stay the same when a process starts again."""
         self.folder = Path(tempfile.mkdtemp(prefix="outrigger-"))
         ports = {name: free_port() for name in PORTS}
         link = {"listen_port": free_port(), "listen_control_port": free_port()}
         run_dir = self.folder / "run"
         run_dir.mkdir(mode=0o700)
         settings = load_settings(
-            None, {}, {"run_dir": str(run_dir), "model": str(model), **ports, **link, **flags}
+            None,
+            to_environ(like) if like else {},
+            {"run_dir": str(run_dir), "model": str(model), **ports, **link, **flags},
         )
+        self.settings = settings
         self.run_dir = settings.run_dir
         self.endpoint = f"tcp://127.0.0.1:{ports['zmq_port']}"
         self._environ = to_environ(settings)
