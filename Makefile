@@ -5,6 +5,7 @@ SHELL := /bin/sh
 OUTRIGGER := .venv/bin/outrigger
 PYTEST := .venv/bin/python -m pytest
 ARGS ?=
+MINUTES ?= 10
 
 # PYTHON=python3.12 chooses one; otherwise the first of these that starts and has a fitting version is taken.
 PYTHON ?=
@@ -16,7 +17,7 @@ SET_UP = @$(FIND_PYTHON); $$python -m services.setup
 NOT_BUILT = @echo "make $@: not built yet; CHANGELOG.md tells what is" >&2; exit 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-system check laws bench verify drill soak up down status logs chat doctor \
+.PHONY: help setup run demo test test-system check laws bench bench-rpc verify drill soak up down status logs chat doctor \
 	split pages dashboards service docs clean distclean
 
 help: ## print this list
@@ -55,10 +56,17 @@ laws: ## the laws of the house as property tests: split, merge, wire, grid
 	$(SET_UP) --quiet
 	@$(PYTEST) $(ARGS) tests/laws
 
-bench: ## measure the engine and the split on this machine (ARGS="--quick" for minutes)
+bench: ## measure engine, split, link, pages and attention on this machine (ARGS="--quick" for minutes)
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) bench engine $(ARGS)
 	@$(OUTRIGGER) bench split $(ARGS)
+	@$(OUTRIGGER) bench link $(ARGS)
+	@$(OUTRIGGER) bench pages $(ARGS)
+	@$(OUTRIGGER) bench attend $(ARGS)
+
+bench-rpc: ## llama.cpp's own RPC backend beside ours (optional; compiles it once, ten minutes)
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) bench rpc $(ARGS)
 
 verify: ## same tokens with a worker, without one, with one that dies mid-read; hostile frames; Core ML pages
 	$(SET_UP) --quiet --model gemma3-270m
@@ -76,11 +84,16 @@ demo: ## read a long document alone and with a worker, and cut the cable once (t
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) demo $(ARGS)
 
-drill: ## faults on purpose: cut, freeze, corrupt, restart (not built yet)
-	$(NOT_BUILT)
+drill: ## faults on purpose, one after the other: cut, freeze, corrupt, kill (ARGS=" " for your own model)
+	$(SET_UP) --quiet
+	@$(OUTRIGGER) drill $(if $(ARGS),$(ARGS),--quick)
 
-soak: ## hours of mixed traffic under faults (not built yet)
-	$(NOT_BUILT)
+soak: ## MINUTES=10 of mixed requests under random faults; report with plots in results/soak.html
+	$(SET_UP) --quiet
+	@.venv/bin/python -c 'import matplotlib' 2>/dev/null || { echo "make soak: the plots need matplotlib:" \
+	".venv/bin/pip install 'outrigger[trace]' (make test brings it, too)" >&2; exit 2; }
+	@mkdir -p results
+	@$(OUTRIGGER) soak --minutes $(MINUTES) --report results/soak.html $(ARGS)
 
 up: ## set up, then serve in the background until `make down`
 	$(SET_UP) --quiet

@@ -39,6 +39,7 @@ class LoadMeter:
             except psutil.NoSuchProcess:
                 continue
             total_s += times.user + times.system
+            total_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         return total_s
 
 

@@ -125,6 +125,10 @@ class Processes:
                 child.kill()
                 child.wait()
 
+    def n_said(self, name: str, text: str) -> int:
+        """How often a process's log has `text` so far."""
+        return self._log(name).read_text(errors="replace").count(text)
+
     def log_end(self, name: str) -> str:
         """The last lines a process wrote."""
         lines = self._log(name).read_text(errors="replace").splitlines()

@@ -86,7 +86,7 @@ def measure(case: Case, report: Report) -> list[Readings]:
     with Rig(case.path, n_ctx=case.n_ctx) as rig:
         alone, forty = rig.seat_alone(), rig.seat_split(case.forty)
         _warm(rig, case, [alone, forty], report)
-        chosen = case.layer or _planners_choice(rig, case, report)
+        chosen = case.layer or planners_choice(rig, case, report)
         beside = [chosen - 1, chosen + 1] if case.neighbours else []
         tried = sorted({chosen, *beside} - {case.forty, 0, n_layer})
         seats = [alone, forty, *(rig.seat_split(layer) for layer in tried)]
@@ -124,7 +124,7 @@ def _warm(rig: Rig, case: Case, seats: list[Seat], report: Report) -> None:
         seat.client.generate(natural_tokens(case.path, WARM_TOKENS, skip=77_000), 1)
 
 
-def _planners_choice(rig: Rig, case: Case, report: Report) -> int:
+def planners_choice(rig: Rig, case: Case, report: Report) -> int:
     """The split layer that a host chooses from the times of two reads, its worker holding three quarters."""
     n_layer = ModelSpec.read(case.path).n_layer_full
     seat = rig.seat_split(max(1, n_layer // 4), "planner", chooses=True)

@@ -107,7 +107,7 @@ def verify_faults(report: Report) -> FaultCounts:
     progress = Remaining(sum(len(cases) for *_, cases in chosen))
     for label, path, way, cases in chosen:
         strike_model(label, path, report, counts, cases, way=way, remaining=progress)
-    label, path = fault_models(report.quick)[0 if report.quick else -1]  # the smaller one: kills are about processes
+    label, path = fault_models(report.quick)[-1]  # the smaller one: kills are about processes
     report.progress(f"kill -9: {kills} rounds of four processes, {label}")
     counts.kills = verify_kills(path, report, kills)
     tell(report, counts)

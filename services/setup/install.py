@@ -90,7 +90,7 @@ class Plan:
         names = dict.fromkeys((model.SMOLLM2.name, *models))
         self.models = {f"model {name}": model.MODELS[name] for name in names}
         self.found = _read_json(place.stamp)
-        self.recipe = wheel.recipe(_amx_verdict(place.state))
+        self.recipe = wheel.recipe(amx_verdict(place.state))
         project = (place.checkout / "pyproject.toml").read_bytes()
         self.wanted = {
             "venv": f"Python {sys.version_info[0]}.{sys.version_info[1]} in {place.checkout}",
@@ -240,7 +240,7 @@ def only_one(path: Path) -> Iterator[None]:
         yield
 
 
-def _amx_verdict(state: Path) -> processor.AmxVerdict:
+def amx_verdict(state: Path) -> processor.AmxVerdict:
     """The verdict on AMX, asked once a processor and kernel, since asking may cost a child its life."""
     if "amx_tile" not in processor.instruction_sets():
         return processor.amx_verdict(False, "cc", state / "probe")

@@ -76,7 +76,7 @@ def build(
 
     Raises SetupError when the source cannot be had or does not compile.
     """
-    source = _source(python, state / "build", progress, log, env)
+    source = unpacked_source(python, state / "build", progress, log, env)
     out = state / "build" / f"wheel-{made.key}"
     tree = state / "build" / f"tree-{made.key}"
     shutil.rmtree(out, ignore_errors=True)
@@ -103,8 +103,10 @@ def build(
     return found
 
 
-def _source(python: Path, folder: Path, progress: steps.Progress, log: Path, env: dict[str, str]) -> Path:
-    """The unpacked source package; downloaded once, unpacked whole or not at all."""
+def unpacked_source(
+    python: Path, folder: Path, progress: steps.Progress, log: Path, env: dict[str, str]
+) -> Path:
+    """The source package, unpacked in `folder`: downloaded once, unpacked whole or not at all. Raises SetupError."""
     source = folder / SOURCE_NAME
     if source.is_dir():
         return source

@@ -34,6 +34,7 @@ DECODED_BEFORE_FAULT = 3
 SHORT_TURN_TOKENS = 300
 NOW_S_MAX = 5.0
 REFUSED_S_MAX = 10.0
+REFUSED = '"event": "link changed", "state": "refused"'
 USED_AGAIN_S_MAX = 120.0
 SILENCE_S_MAX = 120.0
 """A stream that says nothing for so long did not go on."""
@@ -103,7 +104,7 @@ class Subject:
     def run(self, case: Case) -> Trial:
         """One case, tried again while its fault does not happen."""
         for attempt in range(1, ATTEMPTS + 1):
-            trial = Trial(case)
+            trial, n_refused = Trial(case), self._n_refused
             script = case.script(self.n_chunks, self.freeze_long_s)
             self.rig.wait_ready(self.split)
             prompt, answer = self._answer_with(case, trial, script)
@@ -115,7 +116,7 @@ class Subject:
         if len(trial.fired) < n_expected:
             trial.problems.append(f"the fault did not happen in {ATTEMPTS} attempts: {script}")
             self.far_end.ask("disarm")
-        self._judge(case, trial, prompt, answer)
+        self._judge(case, trial, prompt, answer, n_refused)
         self._until_used_again(trial)
         return trial
 
@@ -166,7 +167,7 @@ class Subject:
 
     # --- what is found
 
-    def _judge(self, case: Case, trial: Trial, prompt: Tokens, answer: Answer) -> None:
+    def _judge(self, case: Case, trial: Trial, prompt: Tokens, answer: Answer, n_refused: int) -> None:
         read = answer.report
         trial.fallbacks, trial.tokens_returned = read.fallbacks, read.tokens_returned
         trial.compare("the answer", self._prompts.right(prompt), answer)
@@ -174,16 +175,22 @@ class Subject:
             trial.problems.append(f"nobody noticed: the worker ran {read.tokens_worker} tokens")
         if case.moment is not DURING_SYNC and read.tokens_cache:
             trial.problems.append(f"not a cold read: {read.tokens_cache} tokens were reused")
-        if case.kind.refuses and not self._was_refused():
+        if case.kind.refuses and not self._is_refused(n_refused):
             trial.problems.append("the next greeting was not refused")
 
-    def _was_refused(self) -> bool:
+    @property
+    def _n_refused(self) -> int:
+        """Refused greetings that the host was told of so far. (Its state tells it too, but not for long.)"""
+        return self.rig.processes.n_said(f"{self.split.name}-mac", REFUSED)
+
+    def _is_refused(self, n_before: int) -> bool:
+        """Waits a while for one more refused greeting."""
         until_s = time.monotonic() + REFUSED_S_MAX
-        while time.monotonic() < until_s:
-            if self.rig.status(self.split).worker.state == "refused":
-                return True
+        while self._n_refused <= n_before:
+            if time.monotonic() > until_s:
+                return False
             time.sleep(0.05)
-        return False
+        return True
 
     def _until_used_again(self, trial: Trial) -> None:
         """Answers until the worker takes part in one; all of them must be right."""

@@ -57,7 +57,7 @@ def keep_wheel(folder: Path, key: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "_amx_verdict", lambda state: ABSENT)
+    monkeypatch.setattr(install, "amx_verdict", lambda state: ABSENT)
 
 
 def test_an_empty_checkout_lacks_everything_in_this_order(place: Place) -> None:
