@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.wire.routes import LINK, RESIDUAL
+from common.wire.routes import ATTENTION, LINK, PAGES, RESIDUAL
 from services.bridge.bridge import Bridge
 from services.bridge.tail_server import TailServer
 from services.runtime.service import Life, run_service
@@ -13,7 +13,7 @@ from services.runtime.service import Life, run_service
 async def body(life: Life) -> None:
     """Serve until told to stop."""
     settings = life.settings.bridge
-    listens = {route.name: life.endpoint(route) for route in (LINK, RESIDUAL)}
+    listens = {route.name: life.endpoint(route) for route in (LINK, RESIDUAL, PAGES, ATTENTION)}
     tails = TailServer(Path(settings.tail_file), settings.tail_host, settings.tail_port)
     if settings.tail_file:
         await tails.start()

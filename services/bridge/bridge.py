@@ -1,7 +1,8 @@
 """The bridge's event loop: route "link" (attach, detach, phase), the worker's control channel, and the pump beside it.
 
-Everything here waits and nothing here is hot; residuals pass through services.bridge.pump on a thread of its own. Wires
-the parts together; called by services.bridge.__main__ and by tests.
+Everything here waits and nothing here is hot; residuals pass through services.bridge.pump on a thread of its own,
+queries and pages through page_pump on another. Wires the parts together; called by services.bridge.__main__ and by
+tests.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from common.log import get_log
 from common.metrics import Metrics
 from common.wire import messages as m
 from common.wire.deadlines import AckClock
-from common.wire.routes import LINK, RESIDUAL, Route
+from common.wire.routes import ATTENTION, LINK, PAGES, RESIDUAL, Route
 from services.bridge.control import UNKNOWN, ControlClient
 from services.bridge.frozen_metrics import FrozenMetrics
+from services.bridge.page_pump import PagePump
+from services.bridge.page_search import PageSearch
 from services.bridge.pump import Pump
 from services.bridge.search import Search, fixed_places
 from services.runtime.bus import BlockingOwner, EventSink, Owner
@@ -71,6 +74,15 @@ class Bridge:
             ended=lambda: self._from_pump(self._pump_ended.set),
             make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
         )
+        self.page_pump = PagePump(
+            BlockingOwner(ATTENTION, endpoint(ATTENTION), on_event=on_bus_event),
+            BlockingOwner(PAGES, endpoint(PAGES), on_event=on_bus_event),
+            metrics,
+            boot_id=secrets.randbits(63),
+            ended=lambda: self._from_pump(self._pump_ended.set),
+            make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
+        )
+        self._page_search = PageSearch(self.page_pump, place=lambda: self.pump.place)
         self._search = Search(
             settings, self.pump.offer, wanted=lambda: self._mac is not None and not self._up
         )
@@ -78,6 +90,7 @@ class Bridge:
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs beside each other on the loop, by name. The pump starts with them."""
         self.pump.start()
+        self.page_pump.start()
         return {
             "listener": self._listen(),
             "teller": self._tell(),
@@ -85,12 +98,14 @@ class Bridge:
             "watcher": self._watch(),
             "phases": self._show(),
             "pump watch": self._watch_pump(),
+            "page search": self._page_search.run(),
         } | ({"search": self._search.run()} if self._search.needed else {})
 
     async def close(self) -> None:
         """Answer what is under way with LinkFailed, close the link and the bus."""
         self._closing = True
         await asyncio.to_thread(self.pump.stop, PUMP_STOP_S)
+        await asyncio.to_thread(self.page_pump.stop, PUMP_STOP_S)
         await self._search.close()
         await self._control.close()
         await self._owner.close()
@@ -174,6 +189,7 @@ class Bridge:
         if report.state == SUSPENDING and (self._reported is None or self._reported.state != SUSPENDING):
             log.warning("worker is being suspended")
             self.pump.suspended()
+            self.page_pump.suspended()
         if report != UNKNOWN:
             self._metrics.set("worker_thermal_state", report.thermal)
             self._metrics.set("worker_available_bytes", report.avail_mb * MIB)

@@ -1,8 +1,8 @@
-"""One connection to the worker's residual port, from connect to its end; non-blocking, one thread.
+"""One connection to a port of the worker's, from connect to its end; non-blocking, one thread.
 
 Bytes and time in, frames out: `turn` does what the socket allows now and returns what arrived. All that goes wrong is
-raised as an OutriggerError that says what happened; the owner, services.bridge.pump, then throws the cable away. Knows
-nothing of the bus, and opens no payload.
+raised as an OutriggerError that says what happened; the owner (services.bridge.pump; page_pump for the attention
+channel) then throws the cable away. Knows nothing of the bus, and opens no payload.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from common.errors import LinkDeadlineError, LinkDownError, OutriggerError
 from common.metrics import Metrics
 from common.wire.cable_options import cable_options
 from common.wire.deadlines import AckClock
-from common.wire.frames import HEADER, RESIDUAL, Frame
+from common.wire.frames import HEADER, Frame
 from common.wire.link import Arrived, Link, Pending, Refused, Role
 from common.wire.stream import FrameReader, FrameWriter
 from services.bridge.translate import BYTE_KINDS, byte_kind
@@ -30,9 +31,18 @@ class Cable:
     """A connection to `address`, a (host, port). `link` is its protocol state; `connected` once TCP is up."""
 
     def __init__(
-        self, address: tuple[str, int], metrics: Metrics, now: float, clock: AckClock | None = None
+        self,
+        address: tuple[str, int],
+        metrics: Metrics,
+        now: float,
+        clock: AckClock | None = None,
+        *,
+        make_link: Callable[..., Link] = Link,
+        kind_of: Callable[[int], str] = byte_kind,
     ) -> None:
-        self.link = Link(Role.HOST, clock=clock)
+        """make_link: the channel's. kind_of: what the bytes of a frame type are counted as."""
+        self.link = make_link(Role.HOST, clock=clock)
+        self._kind_of = kind_of
         self.connected = False
         self.last_heard = now
         self._failure: OutriggerError | None = None
@@ -45,7 +55,7 @@ class Cable:
             for kind in BYTE_KINDS
         }
         self._connect_by = now + CONNECT_S_MAX
-        self._reader = FrameReader(RESIDUAL.magic, self.link.bytes_max)
+        self._reader = FrameReader(self.link.channel.magic, self.link.bytes_max)
         self._writer = FrameWriter()
         self._sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         self._sock.setblocking(False)
@@ -92,7 +102,7 @@ class Cable:
         """Queue a frame and send what the socket takes; `check` tells when it is broken. Raises LocalProtocolError."""
         buffers = self.link.send(frame, now, epoch=epoch, tag=tag)
         n_bytes = sum(len(buffer) for buffer in buffers)
-        self._count["out", byte_kind(frame.TYPE)](n_bytes)
+        self._count["out", self._kind_of(frame.TYPE)](n_bytes)
         self._writer.add(buffers)
         self._flush()
 
@@ -155,7 +165,7 @@ class Cable:
             raise LinkDownError(f"the worker at {self._address} closed the link")
         self.last_heard = now
         for raw in self._reader.advance(n):
-            self._count["in", byte_kind(raw.type)](HEADER.size + len(raw.payload))
+            self._count["in", self._kind_of(raw.type)](HEADER.size + len(raw.payload))
             event = self.link.receive(raw, now)
             if isinstance(event, Arrived):
                 arrived.append(event)

@@ -90,7 +90,7 @@ def cause_of(error: OutriggerError) -> str:
     return getattr(error, "cause", None) or CAUSES.get(error.code, "damaged")
 
 
-BYTE_KINDS = ("residual", "rows", "control")
+BYTE_KINDS = ("residual", "rows", "pages", "queries", "control")
 
 
 def byte_kind(frame_type: int) -> str:

@@ -48,17 +48,21 @@ class _BlockingChannel(Channel):
             self._wait(left_s)
 
     def wait(self, timeout_s: float | None, *sockets: Any, writers: Sequence[Any] = ()) -> list[Any]:
-        """Those of this channel and `sockets` (anything with fileno()) that can be read; empty after `timeout_s`.
+        """Those of this channel and `sockets` (channels, or what has a fileno()) that can be read.
 
-        Those of `sockets` that are also in `writers` count as ready when they can be written, too.
+        Those of `sockets` that are also in `writers` count as ready when they can be written, too. Empty after
+        `timeout_s`.
         """
-        wanted = [(other, zmq.POLLIN | zmq.POLLOUT if other in writers else zmq.POLLIN) for other in sockets]
+        wanted = [
+            (_polled(other), zmq.POLLIN | zmq.POLLOUT if other in writers else zmq.POLLIN)
+            for other in sockets
+        ]
         if wanted != self._others:  # they seldom change, and registering costs as much as waiting
             self._watch_also(wanted)
         ready = self._wait(timeout_s)
         # The poller answers with descriptors for everything that is not a ZeroMQ socket.
-        by_fd = {other.fileno(): other for other in sockets}
-        return [self if item is self._socket else by_fd[item] for item in ready]
+        known = {_polled(other) if isinstance(other, Channel) else other.fileno(): other for other in sockets}
+        return [self if item is self._socket else known[item] for item in ready]
 
     def _watch_also(self, wanted: Sequence[tuple[Any, int]]) -> None:
         for other, _ in self._others:
@@ -106,6 +110,11 @@ class _BlockingChannel(Channel):
         except zmq.ZMQError as error:
             raise self._unsent(error, to) from error
         self.conversation.sent(to)
+
+
+def _polled(other: Any) -> Any:
+    """What the poller is given for it."""
+    return other._socket if isinstance(other, Channel) else other
 
 
 class BlockingAsker(_BlockingChannel):
