@@ -6,8 +6,8 @@
     metrics.set("split_layer", 18)
 
 A process registers only the series it owns, in a registry of its own, and each of them shows its zero from the start:
-a rate over a series that appears late misses its first increment. Intervals are taken within one process, in seconds. Opens no socket:
-services.runtime.exposition serves the registry.
+a rate over a series that appears late misses its first increment. Intervals are taken within one process, in seconds.
+Opens no socket: services.runtime.exposition serves the registry.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 
-from common.series import FROZEN_CAUSES, FROZEN_STATES, PROCESSES, SERIES, Series
+from common.series import FROZEN_CAUSES, FROZEN_STATES, PREFIX, PROCESSES, SERIES, Series
 
 __all__ = ["FROZEN_CAUSES", "FROZEN_STATES", "PREFIX", "PROCESSES", "SERIES", "Metrics"]
-
-__all__ = ["PREFIX", "PROCESSES", "SERIES", "Counted", "Metrics", "Series"]
 
 _BY_NAME = {series.name: series for series in SERIES}
 assert len(_BY_NAME) == len(SERIES), "a series is declared once"
