@@ -30,14 +30,18 @@ Peaks = dict[tuple[int, str], float]
 
 def peaks_over(model: GemmaModel, tokens: np.ndarray) -> Peaks:
     """Peaks of a text's activations, computed in float32 without any fp16 on the way."""
+    return peaks_and_last(model, tokens)[0]
+
+
+def peaks_and_last(model: GemmaModel, tokens: np.ndarray) -> tuple[Peaks, np.ndarray]:
+    """Peaks, and the residuals f32 [n_tokens, n_embd] after the last layer."""
     peaks: Peaks = {}
 
     def watch(layer: int, place: str, rows: np.ndarray) -> None:
         peaks[layer, place] = float(np.abs(rows).max())
 
-    for _ in Forward(model, np.float32, watch).residuals(tokens):
-        pass
-    return peaks
+    *_, last = Forward(model, np.float32, watch).residuals(tokens)
+    return peaks, last
 
 
 def choose_scale(peaks: Mapping[tuple[int, str], float], margin: float = MARGIN) -> float:
