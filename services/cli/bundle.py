@@ -1,4 +1,7 @@
-"""`outrigger bundle`: what to do with a converted bundle: lint it, prove it. The work is device.coreml.convert's."""
+"""`outrigger bundle`: what to do with a converted bundle: lint it, prove it, bring it somewhere, check it there.
+
+The work is device.coreml.convert's, and services.cli.phone_files' for phones.
+"""
 
 from __future__ import annotations
 
@@ -73,4 +76,78 @@ def prove(
         click.echo(json.dumps(asdict(proof)))
     if not all(map(math.isfinite, (*proof.residual_errors, proof.prefill_vs_infer, close.kl_max))):
         click.echo("  not finite: the residual overflows fp16; convert with --fp16-scale auto")
+        raise SystemExit(1)
+
+
+@command.command()
+@click.argument("bundle", type=FOLDER)
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option(
+    "--device", metavar="APP", help="The app (com.example.chat) on a phone at the cable, instead of FOLDER."
+)
+@click.option(
+    "--packages/--no-packages",
+    default=None,
+    help="Take .mlpackage folders along.  [where not all are compiled]",
+)
+def push(bundle: Path, folder: Path | None, device: str | None, packages: bool | None) -> None:
+    """Copy BUNDLE into FOLDER (a mounted device, a disk), and check sizes and hashes of what arrived.
+
+    What is there already and right is kept; an interrupted push goes on. With --device the files go into an app's
+    Documents by pymobiledevice3's command line (extra "usbmux"); that was never tried on a device.
+    """
+    from common.errors import SettingError
+    from device.coreml.convert import delivery
+
+    if (folder is None) == (device is None):
+        raise SettingError("give FOLDER or --device APP, one of them")
+    files = delivery.contents(bundle, packages)
+    if packages is None and any(".mlpackage/" in name for name in files):
+        click.echo(
+            "not compiled yet: .mlpackage folders go along; an app wants .mlmodelc (sh finish-on-mac.sh)"
+        )
+    if folder is not None:
+        done = delivery.push(bundle, folder, files, _arrived)
+    else:
+        from services.cli.phone_files import PhoneFiles
+
+        assert device is not None, "one of both is given"
+        done = PhoneFiles(device).push(bundle, bundle.resolve().name, files, _arrived)
+    click.echo(
+        f"{folder or device}: {done.n_copied} files copied ({done.n_bytes / 1e6:,.1f} MB), {done.n_kept} were there; "
+        "sizes and hashes are right"
+    )
+
+
+def _arrived(name: str, size: int) -> None:
+    click.echo(f"  {size / 1e6:>8,.1f} MB  {name}")
+
+
+@command.command()
+@click.argument("folder", type=FOLDER)
+@click.option(
+    "--device", metavar="APP", help="Check the copy of the bundle FOLDER in an app on a phone at the cable."
+)
+@click.option("--packages/--no-packages", default=None, help="With --device: as it was pushed.")
+def verify(folder: Path, device: str | None, packages: bool | None) -> None:
+    """Check sizes and hashes of a delivered bundle, or of one as it was made; exit 1 where something is wrong."""
+    from device.coreml.convert import delivery
+
+    if device is None:
+        n_files, wrong, strangers = delivery.check(folder)
+    else:
+        from services.cli.phone_files import PhoneFiles
+
+        files = delivery.contents(folder, packages)
+        n_files, wrong, strangers = (
+            len(files),
+            [*PhoneFiles(device).wrong(folder.resolve().name, files).values()],
+            [],
+        )
+    for problem in wrong:
+        click.echo(f"wrong    {problem}")
+    for name in strangers:
+        click.echo(f"note     {name} does not belong to it")
+    click.echo(f"{device or folder}: {n_files - len(wrong)} of {n_files} files are right")
+    if wrong:
         raise SystemExit(1)
