@@ -62,26 +62,29 @@ ANSWER_S_MAX = 30.0
 class BridgeEnd:
     """The bridge's end of a link, asked directly: its Cable, and the wait of its data thread."""
 
-    def __init__(self, address: tuple[str, int], run_dir: Path, spec: ModelSpec) -> None:
+    def __init__(
+        self, address: tuple[str, int], run_dir: Path, spec: ModelSpec, split_layer: int | None = None
+    ) -> None:
+        """split_layer: first layer asked of the worker; None: the first one of `spec`, which is its tail."""
         self.cable = Cable(address, Metrics("bridge"), time.monotonic())
         self._owner = BlockingOwner(RESIDUAL_ROUTE, route_endpoint(run_dir, RESIDUAL_ROUTE))
         try:
             while not self.cable.connected:
                 self._turn()
-            self._greet(spec)
+            self._greet(spec, spec.layer_start if split_layer is None else split_layer)
         except BaseException:
             self.close()
             raise
 
-    def _greet(self, spec: ModelSpec) -> None:
+    def _greet(self, spec: ModelSpec, split_layer: int) -> None:
         hello = LinkHello(
-            spec.layer_start,
+            split_layer,
             spec.n_layer_full,
             spec.n_embd,
             spec.n_vocab,
             1024,
             kv_type=1,
-            fingerprint_text=spec.fingerprint_text(spec.layer_start),
+            fingerprint_text=spec.fingerprint_text(split_layer),
             window=CHUNK_WINDOW,
         )
         self.cable.send(greeting(hello, boot_id=1), time.monotonic(), epoch=time.time_ns())

@@ -15,10 +15,17 @@ LISTENS = "0A"
 
 def check_ports(settings: Settings, *, local_worker: bool) -> None:
     """Raise ServiceError, with the holder and the setting to change, when a port that we need is taken."""
+    for host, port, purpose, flag, variable in needed_ports(settings, local_worker=local_worker):
+        _check_port(host, port, purpose, flag, variable)
+
+
+def needed_ports(settings: Settings, *, local_worker: bool) -> list[tuple[str, int, str, str, str]]:
+    """(address, port, what for, flag or "", variable without prefix) of every port of these settings; 0: any free."""
     needed = [
         (settings.gateway.http_host, settings.gateway.http_port, "the HTTP API", "--port", "HTTP_PORT"),
         ("127.0.0.1", settings.metrics.gateway_port, "/metrics of the gateway", "", "GATEWAY_METRICS_PORT"),
         ("127.0.0.1", settings.metrics.mac_port, "/metrics of the mac process", "", "MAC_METRICS_PORT"),
+        ("127.0.0.1", settings.metrics.broker_port, "/metrics of the broker", "", "BROKER_METRICS_PORT"),
     ]
     if settings.zmq.door == "on":
         needed += [
@@ -34,22 +41,26 @@ def check_ports(settings: Settings, *, local_worker: bool) -> None:
             ("127.0.0.1", settings.worker.port, "the worker", "", "LISTEN_PORT"),
             ("127.0.0.1", settings.worker.control_port, "the worker's control", "", "LISTEN_CONTROL_PORT"),
         ]
-    for host, port, purpose, flag, variable in needed:
-        if not port or (error := why_taken(host, port)) is None:
-            continue
-        reason = (error.strerror or str(error)).lower()
-        if error.errno != errno.EADDRINUSE:
-            raise ServiceError(
-                f"cannot listen on {host}, port {port}, for {purpose}: {reason}. The address must be one of this "
-                f"machine's, and ports below 1024 may need rights; see the settings around OUTRIGGER_{variable}"
-            )
-        held = holder(port)
-        by = f" by {held}" if held else ""
-        options = f"{flag} PORT or " if flag else ""
+    return needed
+
+
+def _check_port(host: str, port: int, purpose: str, flag: str, variable: str) -> None:
+    """Raise ServiceError when it is taken."""
+    if not port or (error := why_taken(host, port)) is None:
+        return
+    reason = (error.strerror or str(error)).lower()
+    if error.errno != errno.EADDRINUSE:
         raise ServiceError(
-            f"port {port} of {host}, for {purpose}, is not free: {reason}{by}. Stop that process, or choose "
-            f"another port with {options}OUTRIGGER_{variable} (0: any free one)"
+            f"cannot listen on {host}, port {port}, for {purpose}: {reason}. The address must be one of this "
+            f"machine's, and ports below 1024 may need rights; see the settings around OUTRIGGER_{variable}"
         )
+    held = holder(port)
+    by = f" by {held}" if held else ""
+    options = f"{flag} PORT or " if flag else ""
+    raise ServiceError(
+        f"port {port} of {host}, for {purpose}, is not free: {reason}{by}. Stop that process, or choose "
+        f"another port with {options}OUTRIGGER_{variable} (0: any free one)"
+    )
 
 
 def why_taken(host: str, port: int) -> OSError | None:
