@@ -96,6 +96,13 @@ SERIES = (
         "Requests that ended, by how.",
         {"outcome": ("stop", "length", "cancelled", "refused", "busy", "deadline", "error")},
     ),
+    Series(
+        "host_progress_total",
+        "counter",
+        ("gateway",),
+        "Signs of progress from the host, parts read and tokens written: grows while anything is served.",
+        {"phase": ("reading", "writing")},
+    ),
     Series("zmq_clients", "gauge", ("gateway",), "Clients of the public ZeroMQ endpoint."),
     Series(
         "zmq_dropped_total",
@@ -119,8 +126,16 @@ SERIES = (
         "prefill_seconds_total",
         "counter",
         ("mac",),
-        "Seconds of computing prompts, by side; both sides may run at once.",
-        {"side": SIDES},
+        "Seconds of computing prompts, by side; both may run at once. together: first ubatch to last, as on a clock.",
+        {"side": (*SIDES, "together")},
+    ),
+    Series(
+        "prefill_tokens_total",
+        "counter",
+        ("mac",),
+        "Prompt tokens that a side ran through its layers (of a split read: both sides, each its own layers); "
+        "together: each token once. Rates are made of these and the same side's time.",
+        {"side": (*SIDES, "together")},
     ),
     Series(
         "prefix_divergence_total",
