@@ -53,6 +53,10 @@ class RequestTally:
             self._metrics.observe("inter_token_latency_seconds", now - self._token_at)
         self._token_at = now
 
+    def progress(self, phase: str) -> None:
+        """The host got on with it: it read a part of the prompt, or wrote a token."""
+        self._metrics.add("host_progress_total", phase=phase)
+
     def __enter__(self) -> RequestTally:
         return self
 

@@ -59,7 +59,9 @@ class Trip:
             match piece:
                 case Wrote():
                     self.tally.token()
+                    self.tally.progress("writing")
                 case Reading(tokens_done=done, tokens_total=total):
+                    self.tally.progress("reading")
                     facts = {"tokens_done": done, "tokens_total": total}
                     self.watch(Progress("reading", self.request_id, facts))
                 case Ended(reason=reason):

@@ -24,16 +24,28 @@ class Tally:
         if report.bypass_reason:
             metrics.add("worker_bypass_total", reason=report.bypass_reason)
         metrics.add("bubble_seconds_total", report.wait_s)
+        self._count_prefill(report)
         for stage in report.stages:
-            metrics.add("prefill_seconds_total", stage.head_s + stage.tail_s, side="host")
             metrics.observe("stage_seconds", stage.head_s, side="host", phase="head")
             if stage.tail_s:
                 metrics.observe("stage_seconds", stage.tail_s, side="host", phase="tail")
             if stage.worker_s:
-                metrics.add("prefill_seconds_total", stage.worker_s, side="worker")
                 metrics.observe("stage_seconds", stage.worker_s, side="worker", phase="tail")
                 metrics.observe("stage_seconds", stage.round_trip_s, side="worker", phase="round_trip")
                 metrics.observe("stage_seconds", stage.import_s, side="host", phase="import")
+
+    def _count_prefill(self, report: ReadReport) -> None:
+        """Tokens and seconds of each side, of which its prefill rate is made, and of both together by the clock."""
+        n_tokens, stages = report.tokens_host + report.tokens_worker, report.stages
+        tokens = {"host": n_tokens, "worker": report.tokens_worker, "together": n_tokens}
+        seconds = {
+            "host": sum(stage.head_s + stage.tail_s for stage in stages),
+            "worker": sum(stage.worker_s for stage in stages),
+            "together": report.prefill_s,
+        }
+        for side in tokens:
+            self.metrics.add("prefill_tokens_total", tokens[side], side=side)
+            self.metrics.add("prefill_seconds_total", seconds[side], side=side)
 
     def returned(self) -> None:
         """The rest of a split read went back to the host: the worker had become too slow."""
@@ -42,6 +54,18 @@ class Tally:
     def fell_back(self, cause: str) -> None:
         """A worker failed; its part of a read is redone on the host."""
         self.metrics.add("worker_fallback_total", cause=cause)
+
+    def groups_attended(self, where: str, n: int) -> None:
+        """So many groups of old pages were attended by a worker, or from the journal's files."""
+        self.metrics.add("held_groups_total", n, where=where)
+
+    def pages_fell_back(self, cause: str) -> None:
+        """A worker failed to answer for pages; the journal's were attended here."""
+        self.metrics.add("pages_fallback_total", cause=cause)
+
+    def shadow_checked(self, outcome: str) -> None:
+        """A group was attended on both sides and compared."""
+        self.metrics.add("shadow_checks_total", outcome=outcome)
 
     def diverged(self, cause: str) -> None:
         """A prompt parted from the rows at hand, and some of them were lost by it."""

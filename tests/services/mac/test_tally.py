@@ -20,12 +20,17 @@ def test_a_split_read_counts_on_both_sides():
         UbatchTimes(512, 100, 1.0, head_s=0.5, tail_s=0.25),
     )
     tally.read_done(
-        ReadReport(tokens_cache=256, tokens_host=100, tokens_worker=256, wait_s=0.125, stages=stages)
+        ReadReport(
+            tokens_cache=256, tokens_host=100, tokens_worker=256, prefill_s=2.0, wait_s=0.125, stages=stages
+        )
     )
     tokens = [value(tally, "prompt_tokens_total", source=source) for source in ("cache", "host", "worker")]
     assert tokens == [256, 100, 256]
     assert value(tally, "prefill_seconds_total", side="host") == 1.75
     assert value(tally, "prefill_seconds_total", side="worker") == 0.5
+    assert value(tally, "prefill_seconds_total", side="together") == 2.0
+    sides = [value(tally, "prefill_tokens_total", side=side) for side in ("host", "worker", "together")]
+    assert sides == [356, 256, 356]
     assert value(tally, "bubble_seconds_total") == 0.125
     assert value(tally, "stage_seconds_count", side="host", phase="head") == 2
     assert value(tally, "stage_seconds_count", side="worker", phase="tail") == 1
