@@ -13,6 +13,7 @@ BENCHES = {
     "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
     "palettise": ("services.bench.palettise:command", "Our k-means of weights against coremltools' own."),
+    "query": ("services.bench.query:command", "The way to held pages and back, without work."),
     "rpc": (
         "services.bench.rpc:command",
         "llama.cpp over its RPC backend and ours, each against itself alone.",
