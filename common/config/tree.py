@@ -56,11 +56,12 @@ class HostSettings(Leaf, frozen=True):
         _says("layout of the weights in memory; repack is faster on most processors"),
     ] = "repack"
     decode: Annotated[
-        Literal["paged", "fused"],
+        Literal["auto", "paged", "fused"],
         _says(
-            "how single tokens attend: as stock llama.cpp does, to the bit, or by pages (faster at depth on one thread)"
+            "how single tokens attend: fused as stock llama.cpp does, to the bit, or paged (faster at depth on one "
+            "thread); auto: paged where n_ctx is above the limit of the host's memory, else fused"
         ),
-    ] = "fused"
+    ] = "auto"
     page_tokens: Annotated[
         int,
         _says(
@@ -85,6 +86,21 @@ class HostSettings(Leaf, frozen=True):
     kv_host_bytes: Annotated[
         int, _says("the same limit in bytes; the lower one counts, 0: tokens alone", ge=0, le=1 << 50)
     ] = 0
+    hold: Annotated[
+        Literal["on", "off"],
+        _says(
+            "on: keys and values beyond the host's limit go to the journal and the worker; off: all stay in memory"
+        ),
+    ] = "on"
+    hold_workers: Annotated[int, _says("workers that may hold pages, each with a bridge", ge=1, le=16)] = 1
+    shadow_every: Annotated[
+        int,
+        _says(
+            "one group of pages in so many that a worker attends is attended here, too, and compared; 0: none",
+            ge=0,
+            le=1 << 31,
+        ),
+    ] = 1000
     split: Annotated[Literal["on", "off"], _says("whether a worker may take part in reading prompts")] = "on"
     split_layer: Annotated[
         LayerNumber | None,

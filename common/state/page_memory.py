@@ -73,12 +73,14 @@ class PageMemory:
         self._state.released = end * self.page_tokens
         return n_bytes
 
-    def recall(self, first: int, image: Callable[[int, int], np.ndarray]) -> None:
+    def recall(self, first: int, image: Callable[[int, int], np.ndarray], end: int | None = None) -> None:
         """Has the pages from `first` on in memory again. image(layer, page) gives their bytes, u8, and may fail.
 
-        Raises EngineError for an image of another size; the pages then stay released.
+        end: pages from there on are about to be truncated, and need not come. Raises EngineError for an image of
+        another size; the pages then stay released.
         """
-        for page in range(first, self.released):
+        released = self.released
+        for page in range(first, released if end is None else min(end, released)):
             for layer in self.layers:
                 self._write(layer, page, image(layer, page))
         self._state.released = min(self._state.released, first * self.page_tokens)

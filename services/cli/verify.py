@@ -2,7 +2,8 @@
 
 Parts: --split (the default) compares token ids with and without a worker; --turns compares chats that reuse what was
 read before with reading everything again; --parity compares the engine's logits with stock llama.cpp of the same build;
---frozen compares attention by frozen pages with ordinary kernels.
+--frozen compares attention by frozen pages with ordinary kernels; --held compares keys and values that left the host's
+memory with all kept there.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from services.bench.report import Report, report_options
     "--frozen", "part", flag_value="frozen", help="Old keys as page programs, against ordinary kernels."
 )
 @click.option(
+    "--held", "part", flag_value="held", help="Old pages out of the host's memory, against all kept there."
+)
+@click.option(
     "--accumulator",
     type=click.Choice(["fp32", "block64", "in-order"]),
     default="fp32",
@@ -58,6 +62,7 @@ def command(part: str, accumulator: str, as_json: bool, quick: bool, results_fol
         "parity": _parity,
         "faults": _faults,
         "fuzz": _fuzz,
+        "held": _held,
         "frozen": partial(_frozen, accumulator),
     }
     if not parts[part](as_json=as_json, quick=quick, results_folder=results_folder):
@@ -140,6 +145,26 @@ def _frozen(accumulator: str, *, as_json: bool, quick: bool, results_folder: Pat
         click.echo(problem, err=True)
     report.finish()
     return not problems
+
+
+def _held(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+    verify = import_module("services.bench.verify_held")
+    labels = "+".join(label for label, _path in verify.held_models(quick))
+    report = Report("verify_held", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    totals = verify.verify_held(report)
+    close = totals.closeness
+    report.figure("compared", totals.compared, compared=totals.compared)
+    report.figure("equal", totals.equal)
+    report.figure("remote_answers", totals.remote_answers, remote_answers=totals.remote_answers)
+    report.figure("fallbacks", totals.fallbacks, fallbacks=totals.fallbacks)
+    report.figure("shadow_checks", totals.shadow_checks, shadow_checks=totals.shadow_checks)
+    report.figure("top1_vs_stock", round(close.top1_vs_stock, 4), tokens=close.compared)
+    report.figure("stock_flash_vs_nonflash", round(close.stock_flash_vs_nonflash, 4))
+    report.figure("gap_max", round(max((d.gap for d in close.differences), default=0.0), 3))
+    for difference in totals.differences:
+        click.echo(f"DIFFERENT {difference}", err=True)
+    report.finish()
+    return bool(totals.passed)
 
 
 def _rounded(value: float) -> float:

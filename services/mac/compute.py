@@ -15,8 +15,10 @@ from typing import Any
 
 from common.crash_note import Slot
 from common.errors import LinkError, OutOfMemoryError, OutriggerError, RequestError
+from common.limits import UBATCH_TOKENS
 from common.log import bound, get_log
 from common.wire import messages as m
+from services.mac.holding import Holding
 from services.mac.lane import Emit, Lane
 from services.mac.reading import Reading, Reads
 from services.mac.requests import Request, RequestQueue
@@ -48,11 +50,13 @@ class Compute:
         canonical: bool = True,
         snapshot_bytes: int = SNAPSHOT_BYTES_MAX,
         tally: Tally | None = None,
+        holding: Holding | None = None,
         crash_slot: Slot | None = None,
     ) -> None:
         """reads: begins the reads. emit may be called from this thread.
 
         short_sequence: a further sequence of the engine for the short lane; without one there is no short lane.
+        holding: where old pages of the engine's own sequence go.
         canonical: run answers again in idle time. snapshot_bytes: cap of the kept recurrent states, of all lanes.
         """
         self.engine, self.queue, self.worker = engine, queue, worker
@@ -63,7 +67,9 @@ class Compute:
         self._balance = Balance()
         self._canonical = canonical
         self._snapshot_bytes = snapshot_bytes // 2 if short_sequence else snapshot_bytes
+        self._holding = holding
         self._main = self._new_lane(engine, self._begin_read)
+        self._main.sequence.holding = holding
         self._short = self._new_lane(short_sequence, self._begin_short_read) if short_sequence else None
         self._lanes = [lane for lane in (self._main, self._short) if lane]
 
@@ -86,6 +92,11 @@ class Compute:
         thread.start()
         return thread
 
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context that clients have now. Any thread may ask."""
+        return self._holding.n_ctx if self._holding else self.engine.n_ctx
+
     # --- who is in which lane
 
     def _new_lane(self, sequence: Any, begin_read: Callable[[HeldSequence, Request], Reading]) -> Lane:
@@ -95,7 +106,7 @@ class Compute:
             begin_read,
             self._emit,
             self._tally,
-            n_ctx=self.engine.n_ctx,
+            n_ctx=lambda: self.n_ctx,
             clock=self.queue.clock,
             canonical=self._canonical,
         )
@@ -164,9 +175,21 @@ class Compute:
         contended = all(each.can_advance and not each.waits_for_worker for each in self._lanes)
         self._crash_slot.write(lane.doing)
         started_s = self.queue.clock()
-        self._guarded(lane, lambda: lane.advance(wait_s))
+        self._guarded(lane, lambda: self._step(lane, wait_s))
         seconds = self.queue.clock() - started_s
         self._balance = self._balance.ran(short=lane is self._short, seconds=seconds, contended=contended)
+
+    def _step(self, lane: Lane, wait_s: float) -> bool:
+        """One step of a lane; before it, memory for what it computes, and after it, what becomes of old pages."""
+        holding, step = self._holding, lane.step
+        if holding is None or lane is not self._main or step not in (Step.READ, Step.DECODE):
+            return lane.advance(wait_s)
+        if not holding.has_room(2 * UBATCH_TOKENS if step is Step.READ else 1):
+            holding.wait(WORKER_WAIT_S, lane.sequence.n_canonical)
+            return True
+        goes_on = lane.advance(wait_s)
+        holding.step(lane.sequence.n_canonical)
+        return goes_on
 
     def _guarded(self, lane: Lane, act: Callable[[], bool | None]) -> None:
         """Do something in a lane. Whatever goes wrong there ends the lane's request and nothing else."""
@@ -201,7 +224,12 @@ class Compute:
 
     def _begin_read(self, sequence: HeldSequence, request: Request) -> Reading:
         """A read in the main lane: with the worker when it stands ready and there is enough to read."""
-        return self._reads.read(sequence, request.tokens, self._begin(sequence, request))
+        if self._holding:
+            sequence.resume(request.tokens)
+        start = self._begin(sequence, request)
+        if self._holding and request.ask.n_choices > 1:
+            self._holding.keeps_only(len(request.tokens))
+        return self._reads.read(sequence, request.tokens, start)
 
     def _begin_short_read(self, sequence: HeldSequence, request: Request) -> Reading:
         """A read in the short lane: on the host alone; the worker's mirror belongs to the main lane's sequence."""
@@ -228,6 +256,11 @@ class Compute:
         """Run one ubatch of an answer again, or ready the worker; False when neither is due, or somebody is served."""
         if self.queue.closed or any(lane.turn for lane in self._lanes):
             return False
+        if self._holding:
+            self._holding.step(self._main.sequence.n_canonical)
+            if self._holding.is_busy:
+                self._holding.wait(WORKER_WAIT_S, self._main.sequence.n_canonical)
+                return True
         lane = next((lane for lane in self._lanes if lane.sequence.n_provisional), None)
         if lane is None:
             others = [self._short.sequence] if self._short else []
@@ -235,6 +268,9 @@ class Compute:
         n_before = lane.sequence.n_provisional
         self._crash_slot.write(f"making an answer canonical, {n_before} tokens to go")
         try:
+            if self._holding and lane is self._main and not self._holding.has_room(UBATCH_TOKENS):
+                self._holding.wait(WORKER_WAIT_S, lane.sequence.n_canonical)
+                return True
             lane.sequence.advance_canonical()
         except Exception:
             log.exception("an answer could not be made canonical; its conversation will be read again")

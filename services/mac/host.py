@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from common.config import HostSettings
 from common.crash_note import Slot
-from common.engine.engine import Decoding, Engine
+from common.engine.engine import Engine
 from common.engine.first_start import check_first_start
 from common.engine.sequence import EngineSequence
 from common.errors import LinkError, OutOfMemoryError, SettingError
@@ -27,6 +27,7 @@ from common.wire import messages as m
 from common.wire.routes import GENERATE, LINK, RESIDUAL
 from services.mac.compute import Compute
 from services.mac.desk import Desk, phase_of
+from services.mac.hold_setup import decoding_of, make_holding
 from services.mac.pairing import Pairing
 from services.mac.read_log import ReadLog
 from services.mac.reading import Reads
@@ -48,16 +49,16 @@ log = get_log()
 def load_engine(settings: HostSettings) -> Engine:
     """Load the model. Raises ModelError, EngineError or SettingError saying what is wrong."""
     check_first_start()
-    last = None
+    last, spec = None, ModelSpec.read(settings.model)
     if settings.split_decode == "on":
         check_split_decode(settings)
-        last = choose_split_layer(settings, ModelSpec.read(settings.model))
+        last = choose_split_layer(settings, spec)
     engine = Engine.load(
         settings.model,
         n_ctx=settings.n_ctx,
         n_threads=settings.n_threads,
         weights=settings.weights,
-        decoding=Decoding(settings.decode, settings.page_tokens, settings.group_pages),
+        decoding=decoding_of(spec, settings),
         last=last,
     )
     log.info("model loaded", model=engine.spec.name, engine=engine.describe())
@@ -70,7 +71,7 @@ def check_split_decode(settings: HostSettings) -> None:
         raise SettingError(
             "split_decode is on and split is off: without a worker the host has no last layers; drop one"
         )
-    if settings.decode != "fused":
+    if settings.decode == "paged":
         raise SettingError(
             f"decode is {settings.decode}, and with split_decode on the worker decodes fused: set decode to fused"
         )
@@ -81,7 +82,9 @@ def short_sequence(engine: Engine, settings: HostSettings) -> EngineSequence | N
     if not settings.short_ctx or settings.split_decode == "on":  # the worker's mirror is of one sequence
         return None
     try:
-        return engine.sequence(min(settings.short_ctx, engine.n_ctx))
+        return engine.sequence(
+            min(settings.short_ctx, engine.decoding.many_rows_from or engine.n_ctx, engine.n_ctx)
+        )
     except OutOfMemoryError as error:
         log.warning("no second sequence: short requests wait behind long ones", error=str(error))
         return None
@@ -128,7 +131,11 @@ class Host:
         self._tether: Tether | None = None
         self._residual: BlockingAsker | None = None
         self._desk = Desk(
-            route_endpoint(run_dir, GENERATE), self._queue, self._stands, self._told, on_bus_event=on_bus_event
+            route_endpoint(run_dir, GENERATE),
+            self._queue,
+            self._stands,
+            self._told,
+            on_bus_event=on_bus_event,
         )
         if split_layer:
             hello = link_hello(engine, self._spec, split_layer, window)
@@ -138,6 +145,7 @@ class Host:
         self._window = window
         on_read = ReadLog(run_dir, engine.spec.name, engine.spec.n_layer_full).add
         reads = self._reads(settings, on_read)
+        self._holding = make_holding(engine, settings, run_dir, self._tally, on_bus_event)
         self._compute = Compute(
             engine,
             self._queue,
@@ -148,6 +156,7 @@ class Host:
             canonical=settings.canonical == "idle" and settings.split_decode == "off",
             snapshot_bytes=settings.snapshot_mib * MIB,
             tally=self._tally,
+            holding=self._holding,
             crash_slot=crash_slot,
         )
         self._kernels = kernels_text(engine, split_layer if settings.split_decode == "on" else 0)
@@ -216,6 +225,8 @@ class Host:
             return
         if self._residual:
             self._residual.close()
+        if self._holding:
+            self._holding.close()
         self.engine.close()
 
     def status(self) -> m.HostStatus:
@@ -224,7 +235,7 @@ class Host:
         return m.HostStatus(
             state=self.state,
             model=self.engine.spec.name,
-            n_ctx=self.engine.n_ctx,
+            n_ctx=self._compute.n_ctx,
             n_vocab=self.engine.spec.n_vocab,
             requests_running=running,
             requests_waiting=waiting,

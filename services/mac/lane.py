@@ -33,11 +33,11 @@ class Lane:
         emit: Emit,
         tally: Tally,
         *,
-        n_ctx: int,
+        n_ctx: Callable[[], int],
         clock: Callable[[], float],
         canonical: bool = True,
     ) -> None:
-        """n_ctx: the model's context, which the sequence may hold only a part of.
+        """n_ctx: the model's context now, which the sequence may hold only a part of.
 
         canonical: the rows of answers are to be made canonical in idle time, so that the next turn can reuse them.
         """
@@ -53,7 +53,7 @@ class Lane:
         """What it would do next; None when no request is in it."""
         if self.turn is None:
             return None
-        return next_step(self.turn.view(self._n_ctx, self.sequence.n_ctx, self._clock()))
+        return next_step(self.turn.view(self._n_ctx(), self.sequence.n_ctx, self._clock()))
 
     @property
     def can_advance(self) -> bool:
@@ -82,8 +82,8 @@ class Lane:
         """Take a request in. Raises RequestError, ContextExceededError or EngineError when it cannot be served."""
         self.turn = Turn(request, self._clock())
         n_prompt = len(request.tokens)
-        if n_prompt > self._n_ctx:
-            raise ContextExceededError(n_prompt, self._n_ctx)
+        if n_prompt > (n_ctx := self._n_ctx()):
+            raise ContextExceededError(n_prompt, n_ctx)
         if n_prompt == 0:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
         n_vocab = self.sequence.spec.n_vocab

@@ -100,7 +100,13 @@ class Pairing:
         self._hear_link()
         standing = self._worker.standing
         remote = self._span_for(sequence) if standing == "ready" else None
-        plan = plan_read(start, len(tokens), worker=standing, split_tokens_min=self._split_tokens_min)
+        plan = plan_read(
+            start,
+            len(tokens),
+            worker=standing,
+            split_tokens_min=self._split_tokens_min,
+            split_end=sequence.split_end,
+        )
         guard = None
         if plan.n_remote and remote and self._guarded:
             plan, guard = self._judged(plan, remote)

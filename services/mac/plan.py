@@ -38,18 +38,21 @@ class ReadPlan:
         return sum(ubatch.n_tokens for ubatch in self.ubatches[: self.n_remote])
 
 
-def plan_read(start: int, end: int, *, worker: WorkerStanding, split_tokens_min: int) -> ReadPlan:
+def plan_read(
+    start: int, end: int, *, worker: WorkerStanding, split_tokens_min: int, split_end: int | None = None
+) -> ReadPlan:
     """Plan reading positions [start, end); `start` is a grid point.
 
     The worker takes part when it is ready and at least `split_tokens_min` tokens are new; the grid is the same
-    either way.
+    either way. Ubatches that end behind split_end stay on the host, whose pages are elsewhere by then.
     """
     ubatches = cut_read(start, end)
     if worker != "ready":
         return ReadPlan(ubatches, 0, worker)
     if end - start < split_tokens_min or len(ubatches) < 2:
         return ReadPlan(ubatches, 0, "small")
-    return ReadPlan(ubatches, len(ubatches) - 1, "")
+    n_remote = sum(split_end is None or ubatch.end <= split_end for ubatch in ubatches[:-1])
+    return ReadPlan(ubatches, n_remote, "" if n_remote else "small")
 
 
 def plan_without_worker(plan: ReadPlan) -> ReadPlan:

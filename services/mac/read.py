@@ -305,6 +305,10 @@ class Read:
         """The next ubatch through the layers it has not seen; the worker has no more part in it."""
         index = self._n_tails
         ubatch = self.plan.ubatches[index]
+        following = self.plan.ubatches[index + 1 : index + 2]
+        if index >= self._n_heads and following and self.sequence.runs_pair(ubatch, *following):
+            self._run_pair(index)
+            return
         wanted = "last" if index + 1 == len(self.plan.ubatches) else "none"
         if index < self._n_heads:
             with self._clock.tail(index):
@@ -317,6 +321,20 @@ class Read:
                 self.sequence.note(HEAD, ubatch.end)
         self.sequence.note(len(self.sequence.parts) - 1, ubatch.end)
         self._n_tails += 1
+        if wanted == "last":
+            self.logits = out[-1]
+            self._clock.stop()
+
+    def _run_pair(self, index: int) -> None:
+        """Two ubatches through all layers, staggered; the clock has them as one."""
+        first, second = self.plan.ubatches[index : index + 2]
+        wanted = "last" if index + 2 == len(self.plan.ubatches) else "none"
+        with self._clock.head(second):
+            rows = self.tokens[first.position : second.end]
+            out = self.sequence.whole.run_pair(rows, first.position, logits=wanted)
+        for part in range(len(self.sequence.parts)):
+            self.sequence.note(part, second.end)
+        self._n_heads, self._n_tails = index + 2, index + 2
         if wanted == "last":
             self.logits = out[-1]
             self._clock.stop()

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.limits import MIB, UBATCH_TOKENS
+from common.log import get_log
 from common.model.spec import ModelSpec
 from common.wire.rows import RowSection
 from services.mac.divergence import Divergence, find_divergence
-from services.mac.grid import canonical_end, common_prefix, grid_floor, reuse_limit, reuse_point
+from services.mac.grid import Ubatch, canonical_end, common_prefix, grid_floor, reuse_limit, reuse_point
+from services.mac.holding import Holding, PagesLostError
 from services.mac.landmarks import points_worth_keeping, turn_borders
 from services.mac.mirror import Mirror
 from services.mac.schedule import Offer
@@ -29,6 +31,7 @@ SNAPSHOT_BYTES_MAX = 1024 * MIB
 """Kept recurrent states of a sequence, where the settings say nothing."""
 READ_AGAIN_TOKENS_MAX = 8 * UBATCH_TOKENS
 """An answer is not made canonical when more than so many tokens of its prompt would have to be read again for it."""
+log = get_log()
 NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
@@ -50,6 +53,8 @@ class HeldSequence:
         self.has_recurrent = any(engine.spec.kind(layer) == "recurrent" for layer in range(n_layer))
         self.mirror: Mirror | None = None
         self.snapshots = Snapshots(len(self.parts), state_bytes(engine.spec), snapshot_bytes)
+        self.holding: Holding | None = None
+        """Where its old pages go; None: all stay in memory."""
         self.diverged: Divergence | None = None
         """How the newest prompt parted from what was held before it."""
         self._ids = NO_TOKENS
@@ -86,6 +91,25 @@ class HeldSequence:
         here = {part.n_valid for part in self.parts}
         return self.snapshots.points | (here & {self.n_canonical} if len(here) == 1 else set())
 
+    @property
+    def split_end(self) -> int | None:
+        """Ubatches that end behind it are read by the host alone, and staggered; None: none are."""
+        return self.holding.limit if self.holding is not None else self._engine_reads_by_pages_from()
+
+    def _engine_reads_by_pages_from(self) -> int | None:
+        decoding = getattr(self._engine, "decoding", None)
+        return decoding.many_rows_from if decoding else None
+
+    def runs_pair(self, first: Ubatch, second: Ubatch) -> bool:
+        """Whether two ubatches may run staggered, so that nothing can be done between them."""
+        if self.split_end is None or first.position < self.split_end or self.wants_state(first.end):
+            return False
+        if self.holding is not None and self.holding.pauses_at(first.end):
+            return False
+        return (
+            first.n_tokens == UBATCH_TOKENS and second.n_tokens > 1 and self.whole.runs_pairs(first.position)
+        )
+
     # --- reading
 
     def begin(self, prompt: NDArray[np.int32], turn_end_ids: Collection[int] = ()) -> int:
@@ -98,13 +122,20 @@ class HeldSequence:
         self.diverged = find_divergence(held, prompt, turn_end_ids, n_rows=n_rows, start=start)
         shared = common_prefix(held, prompt)
         borders = {border for border in self._borders if border <= shared}
-        self.restore(start)
+        try:
+            self.restore(start)
+        except PagesLostError as error:
+            log.warning("pages of the sequence are lost, it is read anew", error=str(error))
+            self.forget()
+            start, borders = 0, set()
         self._read(prompt, len(prompt), borders | {*turn_borders(prompt, turn_end_ids), len(prompt)})
         self._answer_end = 0
         return start
 
     def restore(self, point: int) -> None:
         """Go back to `point`: 0, or one that `begin` returned for the sequence at hand."""
+        if self.holding is not None:
+            self.holding.rewinds(point)
         if point and point in self.snapshots.points:
             for part, snapshot in self.snapshots.at(point).items():
                 self.parts[part].restore(snapshot)
@@ -127,6 +158,8 @@ class HeldSequence:
 
     def decode(self, token_id: int, position: int) -> NDArray[np.float32]:
         """Run one generated token at `position`; returns its logits f32 [n_vocab]. Its rows are provisional."""
+        if self.holding is not None:
+            self.holding.decoded(token_id, position)
         return self.whole.run(np.array([token_id], np.int32), position, logits="last")[-1]
 
     def take_tail_rows(self, sections: Sequence[RowSection], end: int, *, has_state: bool) -> None:
@@ -153,6 +186,26 @@ class HeldSequence:
         """Part `part` (an index of `parts`) now stands at `position`: keep its recurrent state if it is wanted."""
         if self.wants_state(position):
             self.snapshots.put(position, part, self.parts[part].snapshot)
+
+    def resume(self, prompt: NDArray[np.int32]) -> None:
+        """Where the journal has more of `prompt` i32 [n_tokens] than is at hand, go on from there."""
+        holding = self.holding
+        if holding is None or len(prompt) < holding.limit or self.reusable(prompt) >= holding.limit // 2:
+            return
+        n = holding.look_up(prompt, reuse_limit(len(prompt)))
+        if n <= self.reusable(prompt):
+            return
+        self.whole.truncate(0)
+        self.snapshots.clear()
+        if self.mirror is not None:
+            self.mirror.limit(0)
+        try:
+            holding.resume(prompt, n)
+        except PagesLostError as error:
+            log.warning("conversation is read anew", error=str(error))
+            self.forget()
+            return
+        self._ids, self._n_grid, self._answer_end, self._borders = prompt[:n].copy(), n, 0, frozenset()
 
     # --- an answer
 
@@ -202,6 +255,8 @@ class HeldSequence:
             raise
         self._ids, self._n_grid, self._answer_end = other._ids, other._n_grid, other._answer_end
         self._borders = other._borders
+        if self.holding is not None:
+            self.holding.reads(self._ids)
         self.snapshots.share(other.snapshots)
 
     def recut(self, split_layer: int) -> None:
@@ -227,6 +282,8 @@ class HeldSequence:
     def _read(self, ids: NDArray[np.int32], n_grid: int, borders: Collection[int]) -> None:
         """From where the layers stand now, tokens up to n_grid are going to be run on the grid."""
         self._ids, self._n_grid, self._borders = ids, n_grid, frozenset(borders)
+        if self.holding is not None:
+            self.holding.reads(ids)
         if not self.has_recurrent:
             return
         start = self.whole.n_valid

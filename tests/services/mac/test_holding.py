@@ -1,0 +1,234 @@
+"""A sequence whose old pages left answers as one that keeps them, to the bit, whatever broker and workers do.
+
+Tiny dense and hybrid models, pages of 64 keys, two pages a group, a limit of 512 tokens, a broker and workers in this
+process that fail when told to. Compared: the logits of the prompt and of every decoded token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import HostSettings
+from common.engine.engine import Decoding, Engine
+from common.errors import OutOfMemoryError
+from common.model.geometry import Geometry
+from common.model.synthetic import write_synthetic
+from services.bench.held_peers import FAULTS, PeerBroker, PeerWorker
+from services.mac import holding as holding_module
+from services.mac.hold_setup import decoding_of, host_limit, page_form
+from services.mac.holding import Holding
+from services.mac.plan import plan_read
+from services.mac.read import Read
+from services.mac.remote_pages import HeldWorker
+from services.mac.sequence import HeldSequence
+from services.mac.tally import Tally
+
+N_CTX, LIMIT, N_READ, N_DECODED = 2048, 512, 1500, 24
+SIZES = dict(n_embd=64, n_ff=64, n_head=4, n_head_kv=2, head_dim=32, n_vocab=100)
+GEOMETRIES = {
+    "llama": Geometry(arch="llama", n_layer=2, **SIZES),
+    "qwen35": Geometry(n_layer=4, state_dim=16, **SIZES),
+}
+TOKENS = np.random.default_rng(3).integers(0, 100, N_CTX).astype(np.int32)
+SETTINGS = HostSettings(n_ctx=N_CTX, page_tokens=64, group_pages=2, kv_host_tokens=LIMIT, n_threads=1)
+DECODING = Decoding("paged", 64, 2, many_rows_from=LIMIT)
+Before = Callable[[int], None]
+
+
+@pytest.fixture(scope="module", params=list(GEOMETRIES))
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = tmp_path_factory.mktemp("holding") / f"{request.param}.gguf"
+    write_synthetic(GEOMETRIES[request.param], path, storage="q8_0")
+    with Engine.load(path, n_ctx=N_CTX, decoding=DECODING, device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def kept(engine: Engine) -> np.ndarray:
+    """What a sequence answers that keeps everything."""
+    return answer(HeldSequence(engine))
+
+
+class House:
+    """A sequence with its broker and workers."""
+
+    def __init__(self, engine: Engine, folder: Path, *workers: PeerWorker, shadow_every: int = 1) -> None:
+        engine.own.span(0, engine.spec.n_layer_full).truncate(0)
+        self.workers = list(workers)
+        self.broker = PeerBroker(folder / "journal", LIMIT, self.workers)
+        self.tally = Tally()
+        self.sequence, self.holding = self.hold(engine, shadow_every)
+
+    def hold(self, engine: Engine, shadow_every: int = 1) -> tuple[HeldSequence, Holding]:
+        form = page_form(engine.spec, SETTINGS, "kernels")
+        ends = [HeldWorker(number, worker) for number, worker in enumerate(self.workers)]
+        holding = Holding(engine.own, form, LIMIT, self.broker, ends, self.tally, shadow_every=shadow_every)
+        sequence = HeldSequence(engine)
+        sequence.holding = holding
+        return sequence, holding
+
+    def close(self) -> None:
+        self.sequence.forget()
+        self.holding.close()
+        for worker in self.workers:
+            worker.end()
+
+
+def answer(
+    sequence: HeldSequence,
+    n_read: int = N_READ,
+    before: Before = lambda _position: None,
+    prompt: np.ndarray = TOKENS,
+    n_decoded: int = N_DECODED,
+) -> np.ndarray:
+    """Logits of the prompt's last token and of those after it; `before` is told each position."""
+    holding = sequence.holding
+    sequence.resume(prompt[:n_read])
+    start = sequence.begin(prompt[:n_read])
+    read = Read(sequence, prompt[:n_read], plan_read(start, n_read, worker="off", split_tokens_min=2), None)
+    while read.logits is None:
+        before(read.tokens_done)
+        step(holding, sequence, 512, lambda: read.advance(0.0))
+    logits = [read.logits]
+    for position in range(n_read, n_read + n_decoded):
+        before(position)
+        step(holding, sequence, 1, lambda at=position: logits.append(sequence.decode(int(prompt[at]), at)))
+    return np.stack(logits)
+
+
+def step(holding: Holding | None, sequence: HeldSequence, n: int, act: Callable[[], None]) -> None:
+    if holding is None:
+        act()
+        return
+    while not holding.has_room(n):
+        holding.wait(0.01, sequence.n_canonical)
+    act()
+    holding.step(sequence.n_canonical)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1, 2])
+def test_pages_that_left_change_no_bit(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, n_workers: int
+) -> None:
+    workers = [PeerWorker(n_groups_max=3) for _ in range(n_workers)]
+    house = House(engine, tmp_path, *workers)
+    assert np.array_equal(answer(house.sequence), kept)
+    in_memory = house.holding.n_tokens - house.holding.group_released * 128
+    assert house.holding.group_released > 6 and in_memory <= LIMIT
+    assert house.holding.n_remote == 3 * n_workers and all(worker.n_answers for worker in workers)
+    house.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_worker_that_fails_changes_no_bit(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.mac.remote_pages.ANSWER_S_FIRST", 0.3)
+    worker = PeerWorker()
+    house = House(engine, tmp_path, worker)
+    fell_back: list[str] = []
+    monkeypatch.setattr(house.tally, "pages_fell_back", fell_back.append)
+
+    def before(position: int) -> None:
+        if position in (1024, N_READ + 3):
+            worker.fault = fault
+        elif position in (N_READ, N_READ + 10):
+            house.broker.place_again()
+
+    assert np.array_equal(answer(house.sequence, before=before), kept)
+    assert len(fell_back) == 2 and worker.n_answers > 5
+    house.close()
+
+
+def test_a_broker_that_is_lost_or_restarted_changes_no_bit(
+    engine: Engine, kept: np.ndarray, tmp_path: Path
+) -> None:
+    house = House(engine, tmp_path, PeerWorker())
+
+    def before(position: int) -> None:
+        if position == 1024:
+            house.broker.restart()
+        elif position == N_READ + 2:
+            house.broker.up = False
+        elif position == N_READ + 8:
+            house.broker.up = True
+
+    assert np.array_equal(answer(house.sequence, before=before), kept)
+    house.close()
+
+
+def test_a_journal_that_takes_nothing_ends_the_request_by_name(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding_module, "FULL_S", 0.1)
+    house = House(engine, tmp_path)
+    house.broker.takes = False
+    with pytest.raises(OutOfMemoryError, match="journal_full"):
+        answer(house.sequence)
+    house.broker.takes = True
+    house.sequence.forget()
+    monkeypatch.setattr(holding_module, "FULL_S", 30.0)
+    assert np.array_equal(answer(house.sequence), kept)
+    house.close()
+
+
+def test_going_back_recalls_what_is_needed(engine: Engine, kept: np.ndarray, tmp_path: Path) -> None:
+    """The same prompt again, another one that parts above the limit, and one that parts below it."""
+    house = House(engine, tmp_path, PeerWorker())
+    assert np.array_equal(answer(house.sequence), kept)
+    assert np.array_equal(answer(house.sequence), kept)
+    for parts_at in (1100, 300):
+        other = TOKENS.copy()
+        other[parts_at:] = other[parts_at:][::-1]
+        theirs = answer(house.sequence, prompt=other)
+        house.close()
+        assert np.array_equal(theirs, answer(HeldSequence(engine), prompt=other))
+        house = House(engine, tmp_path, PeerWorker())
+        assert np.array_equal(answer(house.sequence), kept)
+    house.close()
+
+
+def test_an_answer_is_made_canonical_past_the_limit(engine: Engine, tmp_path: Path) -> None:
+    def talk(sequence: HeldSequence) -> np.ndarray:
+        answer(sequence, n_read=1000, n_decoded=100)
+        sequence.answered(TOKENS[1000:1100])
+        while sequence.n_provisional:
+            step(sequence.holding, sequence, 256, sequence.advance_canonical)
+        assert sequence.reusable(TOKENS[:N_READ]) >= 768
+        return answer(sequence)
+
+    house = House(engine, tmp_path, PeerWorker())
+    ours = talk(house.sequence)
+    house.close()
+    assert np.array_equal(ours, talk(HeldSequence(engine)))
+
+
+def test_a_new_process_goes_on_from_the_journal(engine: Engine, kept: np.ndarray, tmp_path: Path) -> None:
+    house = House(engine, tmp_path, PeerWorker())
+    answer(house.sequence)
+    house.holding.close()
+    engine.set_sources(None)
+    engine.own.span(0, engine.spec.n_layer_full).truncate(0)
+    house.broker.restart()
+    house.sequence, house.holding = house.hold(engine)
+    starts: list[int] = []
+    assert np.array_equal(answer(house.sequence, before=starts.append), kept)
+    assert starts[0] >= 1024
+    house.close()
+
+
+def test_the_limit_follows_from_settings_and_model(engine: Engine) -> None:
+    spec, form = engine.spec, page_form(engine.spec, SETTINGS, "kernels")
+    assert host_limit(spec, SETTINGS) == LIMIT
+    tight = HostSettings(
+        n_ctx=N_CTX, page_tokens=64, group_pages=2, kv_host_tokens=1024, kv_host_bytes=10 * form.image_bytes
+    )
+    assert (
+        host_limit(spec, tight) == 10 * 64 // len(form.layers) // 256 * 256 or host_limit(spec, tight) == 256
+    )
+    assert decoding_of(spec, SETTINGS).many_rows_from == LIMIT
+    assert decoding_of(spec, HostSettings(n_ctx=LIMIT, kv_host_tokens=LIMIT, n_threads=1)).path == "fused"
