@@ -187,7 +187,8 @@ class PagePump(threading.Thread):
             taken = True
             if self._errands.broker != received.peer:
                 self._errands.broker = received.peer
-                self._retry_at = self._retry_at or time.monotonic()
+                if self._cable is None:
+                    self._retry_at = self._retry_at or time.monotonic()
             if not isinstance(received.message, h.WatchPages):
                 self._errands.order(received, up=self._up, why=self._why)
             elif self._up:
@@ -303,4 +304,4 @@ class PagePump(threading.Thread):
 
     def _end(self) -> None:
         self._close(LinkDownError("the bridge stops"))
-        self._running = False
+        self._retry_at, self._running = None, False
