@@ -51,6 +51,7 @@ COMMANDS = {
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "trace": ("services.cli.trace:command", "Where the time of a read went: table, picture or Chrome trace."),
     "doctor": ("services.cli.doctor:command", "Examine this machine, the cable and the worker."),
+    "service": ("services.cli.service:command", "Install as a service of this machine (launchd, systemd)."),
     "drill": ("services.cli.drill:command", "Faults on purpose on your own set-up, one after the other."),
     "soak": ("services.cli.soak:command", "Mixed requests under random faults for minutes or hours."),
     "energy": (
