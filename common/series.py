@@ -12,7 +12,7 @@ from typing import Literal
 from common.limits import FROZEN_ASK_BUCKETS_S
 
 PREFIX = "outrigger_"
-PROCESSES = ("gateway", "mac", "bridge")
+PROCESSES = ("gateway", "mac", "broker", "bridge")
 
 SIDES = ("host", "worker")
 ROUTES = ("generate", "link", "residual", "life", "hold", "pages", "attention")
@@ -294,6 +294,32 @@ SERIES = (
     Series("frozen_keys_total", "counter", ("bridge",), "Keys that page programs answered for."),
     Series("frozen_builds_total", "counter", ("bridge",), "Page programs built, well or not."),
     Series("frozen_build_seconds_total", "counter", ("bridge",), "Seconds of building page programs."),
+    # --- broker: old pages and their journal
+    Series(
+        "held_pages",
+        "gauge",
+        ("broker",),
+        "Full pages of one layer of open conversations, by where a copy is (journal_only: the host has none any more).",
+        {"where": ("host", "journal", "journal_only", "worker")},
+    ),
+    Series(
+        "held_released_groups_total", "counter", ("broker",), "Groups of pages whose memory the host freed."
+    ),
+    Series("journal_bytes", "gauge", ("broker",), "Bytes of the journal on disk."),
+    Series(
+        "journal_lag_seconds", "gauge", ("broker",), "How long the page being written waits for the disk."
+    ),
+    Series("journal_recoveries_total", "counter", ("broker",), "Conversations found again in the journal."),
+    Series("journal_dropped_files_total", "counter", ("broker",), "Journal files dropped to make room."),
+    Series("journal_damaged_total", "counter", ("broker",), "Damaged pieces of the journal that were found."),
+    Series("pages_pushed_total", "counter", ("broker",), "Pages that workers took."),
+    Series("pages_repushed_total", "counter", ("broker",), "Pages given again, after a worker was lost."),
+    Series(
+        "page_hash_mismatch_total",
+        "counter",
+        ("broker",),
+        "Pages that did not arrive as they are in the journal.",
+    ),
     # --- every process: the bus
     Series(
         "bus_dropped_total",

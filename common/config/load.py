@@ -241,7 +241,9 @@ def _model(values: Mapping[str, Any]) -> str:
 
 
 def _journal_dir(values: Mapping[str, Any]) -> str:
-    return str(Path(values["run.data_dir"]) / "journal")
+    """One for each run directory: two runs never share a journal, and the next run finds its own again."""
+    digest = hashlib.blake2b(os.fsencode(os.path.abspath(values["run.run_dir"])), digest_size=4).hexdigest()
+    return str(Path(values["run.data_dir"]) / "journal" / digest)
 
 
 def _host_threads(values: Mapping[str, Any]) -> int:

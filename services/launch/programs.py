@@ -30,6 +30,7 @@ def module(name: str, dotted: str, *, on_bus: bool = True) -> Program:
 
 MAC = module("mac", "services.mac")
 GATEWAY = module("gateway", "services.gateway")
+BROKER = module("broker", "services.broker")
 BRIDGE = module("bridge", "services.bridge")
 WORKER = module("worker", "device.worker", on_bus=False)
 """Speaks the cable's protocol and nothing else: its control channel says how it is."""
@@ -44,8 +45,8 @@ def programs_for(settings: Settings, local_worker: bool) -> tuple[Program, ...]:
     """The processes of these settings, in the order in which people name them."""
     gateway = replace(GATEWAY, drain_s=settings.gateway.drain_s)
     if settings.host.split == "off":
-        return (gateway, MAC)
-    return (gateway, MAC, BRIDGE, WORKER) if local_worker else (gateway, MAC, BRIDGE)
+        return (gateway, MAC, BROKER)
+    return (gateway, MAC, BROKER, BRIDGE, WORKER) if local_worker else (gateway, MAC, BROKER, BRIDGE)
 
 
 def with_local_worker(settings: Settings, tail: str, ports: tuple[int, int]) -> Settings:

@@ -35,10 +35,10 @@ def settings(**flags):
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ({}, ["gateway", "mac", "bridge", "worker"]),
-        ({"split": "off"}, ["gateway", "mac"]),
-        ({"worker_host": "169.254.7.7"}, ["gateway", "mac", "bridge"]),
-        ({"worker_host": "169.254.7.7", "split": "off"}, ["gateway", "mac"]),
+        ({}, ["gateway", "mac", "broker", "bridge", "worker"]),
+        ({"split": "off"}, ["gateway", "mac", "broker"]),
+        ({"worker_host": "169.254.7.7"}, ["gateway", "mac", "broker", "bridge"]),
+        ({"worker_host": "169.254.7.7", "split": "off"}, ["gateway", "mac", "broker"]),
     ],
 )
 def test_which_processes_run(flags, names):

@@ -1,0 +1,355 @@
+"""The broker process: what mac and bridge say, put to ledger, journal and pushes, and what these want said.
+
+One event loop; the journal's reads and writes run on one thread beside it, in the order in which they were asked. No
+policy here: release.py and ledger.py decide what may go, pushing.py what a worker is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.config import Settings
+from common.errors import LinkDownError, OutriggerError, ServiceError, SettingError
+from common.limits import MIB
+from common.log import get_log
+from common.metrics import Metrics
+from common.wire import held as h
+from common.wire.routes import HOLD, PAGES
+from services.broker.journal import Journal
+from services.broker.keeping import Keeping
+from services.broker.ledger import Held, Ledger
+from services.broker.pushing import Pushing, Said
+from services.broker.release import WorkerRoom, shares
+from services.broker.tally import Tally
+from services.runtime.bus import Asker, BusEvent, Owner
+from services.runtime.endpoints import route_endpoint
+
+WATCH_S = 2.0
+"""How often a bridge is told that we are here: one that was started anew knows nobody."""
+SYNC_S = 1.0
+N_WORKERS = 1
+"""Bridges, and so workers, that launch starts; everything here is made for several."""
+
+log = get_log()
+
+
+class Broker:
+    """Made inside the loop. `start`, then run `parts`, then `close`."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, run_dir: Path, on_event: Callable[[BusEvent], None]
+    ) -> None:
+        self._settings, self._run_dir = settings, run_dir
+        self._on_event = on_event
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self.ledger = Ledger()
+        self._owner = Owner(HOLD, route_endpoint(run_dir, HOLD), on_event=self._noticed)
+        self._mac: bytes | None = None
+        self._bridges: list[tuple[Pushing, Asker]] = []
+        self._placed: dict[tuple[int, int], h.Placed] = {}
+        self._used: Held | None = None
+        self._ticket = 0
+        self._releases: dict[int, int] = {}
+        self._used_files: set[str] = set()
+        self._tally = Tally(metrics)
+
+    async def start(self) -> None:
+        """Look through the journal and connect to the bridges. Raises SettingError when its folder is not to be had."""
+        broker = self._settings.broker
+        self._lock = claim(Path(broker.journal_dir))
+        journal = await self._off_loop(
+            lambda: Journal(
+                Path(broker.journal_dir),
+                broker.journal_mib * MIB,
+                broker.fsync,
+                in_use=lambda: self._used_files,
+            )
+        )
+        log.info("journal looked through", mib=journal.n_bytes >> 20, damaged=journal.damaged)
+        self.keeping = Keeping(journal)
+        for worker in range(N_WORKERS if self._settings.host.split == "on" else 0):
+            endpoint = route_endpoint(self._run_dir, PAGES, worker)
+            self._bridges.append(
+                (Pushing(worker), Asker(PAGES, endpoint, name="broker", on_event=self._on_event))
+            )
+
+    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What runs side by side until the end."""
+        each = {
+            f"bridge {pushing.worker}": self._hear_bridge(pushing, asker) for pushing, asker in self._bridges
+        }
+        return {"mac": self._hear_mac(), "watch": self._watch(), "sync": self._sync(), **each}
+
+    async def close(self) -> None:
+        """Force to disk what was not forced yet, and let the sockets go."""
+        await self._owner.close()
+        for _, asker in self._bridges:
+            await asker.close()
+        await self._off_loop(self.keeping.journal.close)
+        self._thread.shutdown(wait=False)
+        os.close(self._lock)
+
+    # --- route HOLD
+
+    async def _hear_mac(self) -> None:
+        async for received in self._owner:
+            if received.peer != self._mac:
+                await self._new_mac(received.peer)
+            message, began_s = received.message, time.monotonic()
+            try:
+                await self._heard(message, received.frames, began_s)
+            except OutriggerError as error:
+                cause = getattr(
+                    error, "cause", "unknown_conversation" if self._is_unknown(message) else "order"
+                )
+                log.warning("not carried out", what=type(message).__name__, cause=cause, error=str(error))
+                if (ticket := getattr(message, "ticket", None)) is not None:
+                    await self._to_mac(h.HoldFailed(ticket, error.code, cause, str(error)))
+
+    def _is_unknown(self, message: Any) -> bool:
+        number = getattr(message, "conversation", None)
+        return number is not None and number not in self.ledger.open
+
+    async def _heard(self, message: Any, frames: tuple[memoryview, ...], began_s: float) -> None:
+        match message:
+            case h.OpenConversation():
+                await self._open(message, np.frombuffer(frames[0], np.int32))
+            case h.KeepPage():
+                await self._keep_page(message, frames, began_s)
+            case h.KeepState():
+                held = self.ledger.of(message.conversation)
+                ids = np.frombuffer(frames[1], np.int32)
+                await self._off_loop(self.keeping.keep_state, held, ids, frames[0])
+                await self._to_mac(h.StateKept(message.ticket, message.conversation, message.position))
+            case h.CutConversation():
+                await self._cut(message)
+            case h.CloseConversation():
+                await self._close(message.conversation)
+            case h.HostHolds():
+                self.ledger.host_holds(message.conversation, message.group_first, message.n_tokens)
+                await self._plan(self.ledger.of(message.conversation))
+            case h.GroupsReleased():
+                await self._released(message)
+            case h.WorkerErred():
+                await self._worker_erred(message)
+
+    async def _open(self, message: h.OpenConversation, ids: Any) -> None:
+        number, form = self.keeping.new_number(), message.form
+        limit = self._settings.host
+        host_tokens = form.host_tokens(limit.kv_host_tokens, limit.kv_host_bytes)
+        places, state = await self._off_loop(self.keeping.find, number, form, ids)
+        held = self.ledger.begin(number, form, host_tokens, places)
+        self._used_files = self.ledger.files_in_use()
+        self._tally.opened(len(places))
+        state_at = (state[0], state[1].path, state[1].offset, state[2], state[1].xxh3) if state else ()
+        await self._to_mac(h.ConversationOpened(message.ticket, number, len(ids), tuple(places), *state_at))
+        self._used = held
+        await self._share(held)
+        await self._tell_room(form)
+
+    async def _keep_page(self, message: h.KeepPage, frames: tuple[memoryview, ...], began_s: float) -> None:
+        held = self.ledger.of(message.conversation)
+        ids = np.frombuffer(frames[2], np.int32)
+        self._tally.lag(began_s)
+        place = await self._off_loop(
+            self.keeping.keep_page, held, message.layer, message.page, ids, frames[:2]
+        )
+        self.ledger.kept(message.conversation, place)
+        self._used_files = self.ledger.files_in_use()
+        self._tally.lag(None)
+        await self._to_mac(h.PageKept(message.ticket, message.conversation, place))
+        if held.pages_kept > message.page:  # it was the last layer's
+            await self._plan(held)
+            await self._use(held)
+
+    async def _plan(self, held: Held) -> None:
+        """Have the host free what is too much."""
+        if (end := self.ledger.prepare_release(held.number)) is not None:
+            self._ticket += 1
+            self._releases[self._ticket] = held.number
+            await self._to_mac(h.ReleaseGroups(self._ticket, held.number, end))
+
+    async def _released(self, message: h.GroupsReleased) -> None:
+        if self._releases.pop(message.ticket, None) is None:
+            return  # asked of an earlier life of the conversation
+        n = self.ledger.complete_release(message.conversation, message.group_first)
+        self._tally.released(n)
+        if n:
+            await self._plan(self.ledger.of(message.conversation))
+
+    async def _cut(self, message: h.CutConversation) -> None:
+        void = self.ledger.cut(message.conversation, message.n_tokens)
+        held = self.ledger.of(message.conversation)
+        others = {
+            place for each in self.ledger.open.values() if each is not held for place in each.places.values()
+        }
+        for pushing, asker in self._bridges:
+            if pushing.conversation == held.number:
+                await self._to_bridge(pushing, asker, pushing.cut(message.n_tokens))
+        await self._off_loop(self.keeping.cut, held, message.n_tokens, void, others)
+        self._used_files = self.ledger.files_in_use()
+
+    async def _close(self, number: int) -> None:
+        self.ledger.end(number)
+        self._used_files = self.ledger.files_in_use()
+        self._releases = {ticket: of for ticket, of in self._releases.items() if of != number}
+        await self._off_loop(self.keeping.end, number)
+        if self._used is not None and self._used.number == number:
+            left = max(self.ledger.open.values(), key=lambda held: held.last_use, default=None)
+            self._used = left
+            for pushing, asker in self._bridges:
+                await self._to_bridge(pushing, asker, pushing.serve(left))
+
+    async def _worker_erred(self, message: h.WorkerErred) -> None:
+        for pushing, asker in self._bridges:
+            if pushing.worker == message.worker:
+                log.warning(
+                    "worker erred", worker=message.worker, cause=message.cause, quarantine=message.quarantine
+                )
+                pushing.erred(message)
+                await self._to_bridge(pushing, asker, ())
+
+    async def _new_mac(self, peer: bytes) -> None:
+        """Another life of the mac process: what the earlier one held in memory is gone, and so are its sequences."""
+        if self._mac is not None:
+            log.info("mac began anew", conversations=len(self.ledger.open))
+        self._mac = peer
+        self._placed.clear()
+        for number in list(self.ledger.open):
+            await self._close(number)
+
+    def _noticed(self, event: BusEvent) -> None:
+        self._on_event(event)
+
+    # --- route PAGES
+
+    async def _hear_bridge(self, pushing: Pushing, asker: Asker) -> None:
+        async for received in asker:
+            message, said = received.message, []
+            match message:
+                case h.PagesUp():
+                    said = pushing.up(message)
+                case h.PagesDown():
+                    pushing.down(message)
+                case h.PagesGranted():
+                    said = pushing.granted(message)
+                case h.PagePushed():
+                    said = pushing.pushed(message)
+                case h.PushFailed():
+                    log.warning("page not given", cause=message.cause, detail=message.detail)
+                    said = pushing.failed(message)
+            await self._to_bridge(pushing, asker, said)
+            if isinstance(message, h.PagesUp | h.PagesDown | h.PagesGranted) and self._used is not None:
+                await self._share(self._used)
+                if isinstance(message, h.PagesGranted):
+                    await self._tell_room(self._used.form)
+
+    async def _use(self, held: Held) -> None:
+        """Workers are for the conversation that was used last."""
+        self._used = held
+        await self._share(held)
+
+    async def _share(self, held: Held) -> None:
+        """Say who holds what; one worker is for everything."""
+        up = [
+            (pushing, asker) for pushing, asker in self._bridges if pushing.is_up and not pushing.quarantined
+        ]
+        for pushing, asker in up:
+            await self._to_bridge(pushing, asker, pushing.serve(held))
+        if len(up) == 1:
+            await self._to_bridge(*up[0], up[0][0].assign(0, 1 << 30))
+            return
+        granted = [each for each in up if each[0].tokens_max]
+        rooms = [WorkerRoom(each.worker, each.bytes_per_s, each.tokens_max) for each, _ in granted]
+        made = {share.worker: share for share in shares(held.groups_kept, rooms, held.form.group_tokens)}
+        for pushing, asker in granted:
+            share = made[pushing.worker]
+            await self._to_bridge(pushing, asker, pushing.assign(share.group_first, share.group_end))
+
+    async def _to_bridge(self, pushing: Pushing, asker: Asker, said: Iterable[Said]) -> None:
+        """Say it, and tell mac where pages are now."""
+        try:
+            for message in said:
+                await asker.send(message, wait_s=0.5)
+        except LinkDownError as error:
+            log.warning("bridge is gone", worker=pushing.worker, error=str(error))
+            pushing.down(h.PagesDown(pushing.epoch, "down", str(error)))
+        if pushing.conversation:
+            first, end = pushing.groups_placed
+            placed = h.Placed(pushing.conversation, pushing.worker, pushing.epoch, first, end)
+            at = pushing.conversation, pushing.worker
+            before = self._placed.get(at)
+            if placed != before and (end > first or (before and before.group_end > before.group_first)):
+                self._placed[at] = placed
+                await self._to_mac(placed)
+
+    async def _watch(self) -> None:
+        while True:
+            for pushing, asker in self._bridges:
+                if asker.connected:
+                    with suppress(LinkDownError):
+                        await asker.send(h.WatchPages(), wait_s=0)
+                elif pushing.is_up:
+                    pushing.down(h.PagesDown(pushing.epoch, "down", "the bridge is gone"))
+                    await self._to_bridge(pushing, asker, ())
+            self._tally.look(self.ledger, self.keeping.journal, [each for each, _ in self._bridges])
+            await asyncio.sleep(WATCH_S)
+
+    async def _sync(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_S)
+            try:
+                await self._off_loop(self.keeping.journal.sync)
+            except OSError as error:
+                log.error("journal not forced to disk", error=str(error))
+
+    # --- how
+
+    async def _tell_room(self, form: h.PageForm) -> None:
+        token_bytes = form.image_bytes * len(form.layers) / form.page_tokens
+        room = await self._off_loop(self.keeping.journal.room_bytes)
+        workers = sum(each.tokens_max for each, _ in self._bridges if not each.quarantined)
+        await self._to_mac(h.Room(int(room / token_bytes), workers))
+
+    async def _to_mac(self, message: Any) -> None:
+        if self._mac is None:
+            return
+        with suppress(ServiceError):  # it is gone; a new life opens its conversations anew
+            await self._owner.send(message, to=self._mac)
+
+    async def _off_loop(self, do: Callable[..., Any], *values: Any) -> Any:
+        """On the journal's thread, after what was asked before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *values)
+
+
+def claim(directory: Path) -> int:
+    """Make the journal's folder and lock it for this process; returns the descriptor that holds the lock.
+
+    Raises SettingError.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise SettingError(
+            f"journal_dir: cannot make {directory}: {error.strerror}; choose another folder (OUTRIGGER_JOURNAL_DIR)"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise SettingError(
+            f"journal_dir: another broker keeps its journal in {directory}; choose another folder "
+            f"(OUTRIGGER_JOURNAL_DIR)"
+        ) from error
+    return lock

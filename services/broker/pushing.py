@@ -1,0 +1,206 @@
+"""What one worker is given, and what it said of it. Pure: messages of route PAGES in, messages out; one a worker.
+
+Pages are given in order, page by page, in every layer, as many at once as PUSHES_MAX. A worker numbers pages from its
+first one, so that each of several holds a run of groups that begins at 0 for it. Whatever goes wrong, nothing is lost:
+the journal has every page, and the host attends what no worker holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import msgspec
+
+from common.limits import N_CTX_MAX
+from common.wire import held as h
+from services.broker.ledger import Held
+
+PUSHES_MAX = 8
+"""Pages given and not answered: enough to fill the cable, few enough to cut a sequence at once."""
+RETRIES_MAX = 3
+"""Failures in a row after which a worker is left alone until it comes anew."""
+BYTES_WEIGHT = 0.3
+"""Of the newest push in the measured speed."""
+
+Said = h.HoldPages | h.PushPage | h.CutPages
+
+
+class Pushing:
+    """One worker. Every method returns what is to be said to its bridge."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.epoch = 0
+        """Of the grant; 0: nothing is granted."""
+        self.is_up = False
+        self.quarantined = False
+        self.tokens_max = 0
+        self.bytes_per_s = 0.0
+        self.n_pushes = 0
+        self.n_mismatches = 0
+        self.n_repushed = 0
+        """Pages given again, to whom or instead of whom had them."""
+        self.group_first = self.group_end = 0
+        """The groups that are for this worker."""
+        self._held: Held | None = None
+        self._keys: dict[int, int] = {}
+        """layer -> keys the worker said it holds, counted from its first group."""
+        self._flying: dict[int, tuple[int, int]] = {}
+        """ticket -> (page, layer)."""
+        self._asked = 0
+        """Ticket of the grant that is awaited; 0: none."""
+        self._failures = 0
+        self._given: set[tuple[int, int]] = set()
+        self._sessions: dict[int, int] = {}
+        self._tickets = itertools.count(1)
+
+    @property
+    def conversation(self) -> int:
+        """Whose pages the worker is for; 0: nobody's."""
+        return self._held.number if self._held else 0
+
+    @property
+    def groups_placed(self) -> tuple[int, int]:
+        """[first, end) of the groups that the worker holds in every layer."""
+        if self._held is None or not self.epoch or self.quarantined:
+            return self.group_first, self.group_first
+        keys = min(self._keys.values(), default=0)
+        end = self.group_first + keys // self._held.form.group_tokens
+        return self.group_first, min(end, self.group_end)
+
+    # --- what happens
+
+    def serve(self, held: Held | None) -> list[Said]:
+        """The worker is for this conversation from now on."""
+        if held is self._held:
+            return self.go_on()
+        self._held = held
+        self._forget()
+        return self._ask()
+
+    def assign(self, group_first: int, group_end: int) -> list[Said]:
+        """These groups are for this worker. Another first group means that it begins anew."""
+        anew = group_first != self.group_first
+        self.group_first, self.group_end = group_first, group_end
+        if anew and self.epoch:
+            self._sessions.pop(self.conversation, None)
+            self._forget()
+            return self._ask()
+        return self.go_on()
+
+    def up(self, message: h.PagesUp) -> list[Said]:
+        """A worker is there."""
+        if self.is_up and (self.epoch or self._asked):
+            return []  # said again: WatchPages is repeated
+        self.is_up, self._failures = True, 0
+        self._forget()
+        return self._ask()
+
+    def down(self, message: h.PagesDown) -> None:
+        """Its pages are lost to us; the next one that comes is another chance."""
+        self.is_up, self.quarantined = False, False
+        self._forget()
+
+    def erred(self, message: h.WorkerErred) -> None:
+        """The host could not use an answer. Quarantine ends when another worker, or a new life, comes up."""
+        self.quarantined = self.quarantined or message.quarantine
+
+    def granted(self, message: h.PagesGranted) -> list[Said]:
+        """It made room, and may hold pages from before."""
+        if message.ticket != self._asked or self._held is None:
+            return []
+        form, self._asked = self._held.form, 0
+        self.epoch, self.tokens_max = message.epoch, message.tokens_max
+        here = (self._held.pages_kept - self.group_first * form.group_pages) * form.page_tokens
+        keys = max(0, min(message.n_keys, here))
+        keys -= keys % form.page_tokens
+        self._keys = dict.fromkeys(form.layers, keys)
+        cut: list[Said] = [h.CutPages(self._ticket(), self.epoch, keys)] if keys < message.n_keys else []
+        return [*cut, *self.go_on()]
+
+    def pushed(self, message: h.PagePushed, seconds_min: float = 1e-6) -> list[Said]:
+        """It holds a page."""
+        if message.epoch != self.epoch or self._flying.pop(message.ticket, None) is None or not self._held:
+            return []
+        self._keys[message.layer] = message.n_keys
+        self._failures = 0
+        self.n_pushes += 1
+        speed = self._held.form.image_bytes / max(message.seconds, seconds_min)
+        old = self.bytes_per_s or speed
+        self.bytes_per_s = old + BYTES_WEIGHT * (speed - old)
+        return self.go_on()
+
+    def failed(self, message: h.PushFailed) -> list[Said]:
+        """It has not carried something out. Memory short: it holds what it holds. Else it begins anew, a few times."""
+        if message.ticket == self._asked:
+            self._asked = 0
+        elif self._flying.pop(message.ticket, None) is None:
+            return []
+        self._failures += 1
+        self.n_mismatches += message.cause == "damaged"
+        if message.cause == "memory" and self._held is not None and self.epoch:
+            keys = min(self._keys.values(), default=0)
+            self.tokens_max = min(self.tokens_max, keys - keys % self._held.form.group_tokens)
+            return []
+        self._forget()
+        return self._ask() if self._failures < RETRIES_MAX else []
+
+    def cut(self, n_tokens: int) -> list[Said]:
+        """Positions from n_tokens on are void, here too, and so is what flies behind them."""
+        if self._held is None:
+            return []
+        form = self._held.form
+        page_end = n_tokens // form.page_tokens
+        keys = max(0, page_end - self.group_first * form.group_pages) * form.page_tokens
+        self._flying = {ticket: at for ticket, at in self._flying.items() if at[0] < page_end}
+        self._given = {at for at in self._given if at[0] < page_end}
+        if not self.epoch:
+            self._sessions.pop(self.conversation, None)  # what a worker kept from before may be void
+            return []
+        self._keys = {layer: min(held, keys) for layer, held in self._keys.items()}
+        return [h.CutPages(self._ticket(), self.epoch, keys), *self.go_on()]
+
+    def go_on(self) -> list[Said]:
+        """Give it the next pages that are kept, in order."""
+        if self._held is None or not self.epoch or self.quarantined:
+            return []
+        form = self._held.form
+        said: list[Said] = []
+        first = self.group_first * form.group_pages
+        room = first + self.tokens_max // form.group_tokens * form.group_pages
+        end = min(self._held.groups_kept, self.group_end) * form.group_pages
+        flying = set(self._flying.values())
+        for page in range(first + min(self._keys.values(), default=0) // form.page_tokens, min(end, room)):
+            for layer in form.layers:
+                if len(self._flying) >= PUSHES_MAX:
+                    return said
+                if (page, layer) in flying or (page - first) * form.page_tokens < self._keys[layer]:
+                    continue
+                ticket = self._ticket()
+                self._flying[ticket] = (page, layer)
+                self.n_repushed += (page, layer) in self._given
+                self._given.add((page, layer))
+                place = msgspec.structs.replace(self._held.places[page, layer], page=page - first)
+                said.append(h.PushPage(ticket, self.epoch, self.conversation, place))
+        return said
+
+    # --- inside
+
+    def _ask(self) -> list[Said]:
+        """Ask for room for everything the sequence may become: what is granted is what there is."""
+        if self._held is None or not self.is_up or self.quarantined:
+            return []
+        form, number = self._held.form, self._held.number
+        session = self._sessions.setdefault(number, secrets.randbits(62) | 1)
+        self._asked = self._ticket()
+        wanted = N_CTX_MAX // form.page_tokens * form.image_bytes * len(form.layers)
+        return [h.HoldPages(self._asked, number, form, wanted, session)]
+
+    def _forget(self) -> None:
+        self.epoch, self._asked, self.tokens_max = 0, 0, 0
+        self._flying.clear()
+        self._keys.clear()
+
+    def _ticket(self) -> int:
+        return next(self._tickets)
