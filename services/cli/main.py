@@ -46,7 +46,7 @@ COMMANDS = {
     "bundle": ("services.cli.bundle:command", "Core ML bundles: what would go wrong on a device; proofs."),
     "device-check": (
         "services.cli.device_check:command",
-        "What this device does with a page program, as one JSON.",
+        "What this device does with a page program, or a bundle, as one JSON.",
     ),
     "bench": ("services.cli.bench:command", "Measure the real processes."),
     "trace": ("services.cli.trace:command", "Where the time of a read went: table, picture or Chrome trace."),

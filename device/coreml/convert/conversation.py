@@ -6,6 +6,7 @@ oracle of the proofs. Called by proof.py and tests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,17 @@ F16 = np.float16
 class Conversation:
     """One state over the parts of a bundle. `n` tokens have been read."""
 
-    def __init__(self, folder: Path, arithmetic: Arithmetic | None = None) -> None:
+    def __init__(
+        self, folder: Path, arithmetic: Arithmetic | None = None, load: Callable[[Path], Any] | None = None
+    ) -> None:
+        """`load` opens a part; the interpreter's programs if nothing is said (bundle_check brings Core ML's)."""
         self.manifest = manifest = Manifest.read(folder)
-        load = {
-            kind: [
-                Program.load(folder / part.package, arithmetic)
-                for part in manifest.parts
-                if part.kind == kind
-            ]
+        load = load or (lambda path: Program.load(path, arithmetic))
+        parts = {
+            kind: [load(folder / part.package) for part in manifest.parts if part.kind == kind]
             for kind in ("embeddings", "chunk", "head")
         }
-        (self.embeddings,), self.chunks, (self.head,) = load["embeddings"], load["chunk"], load["head"]
+        (self.embeddings,), self.chunks, (self.head,) = parts["embeddings"], parts["chunk"], parts["head"]
         self.context, self.batch = int(manifest.options["context"]), int(manifest.options["batch"])
         self.window = int(manifest.model["window"])
         self.state: State = self.chunks[0].make_state("infer")

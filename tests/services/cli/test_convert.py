@@ -1,4 +1,4 @@
-"""`outrigger convert` and `outrigger bundle` as they are typed: what they say, write and refuse."""
+"""`outrigger convert`, `bundle` and `device-check --bundle` as they are typed: what they say, write and refuse."""
 
 import json
 
@@ -9,6 +9,7 @@ from common.errors import SettingError
 from common.model.synthetic import ensure_preset
 from services.cli.bundle import command as bundle
 from services.cli.convert import command as convert
+from services.cli.device_check import command as device_check
 
 SMALL = ("--context", 64, "--batch", 16)
 
@@ -56,6 +57,22 @@ def test_a_dry_run_writes_nothing(model, tmp_path):
     text = run(convert, model, tmp_path / "x", "--dry-run", "--fp16-scale", 1)
     assert "gemma3_lm_head_lut6" in text
     assert not (tmp_path / "x").exists()
+
+
+def test_a_bundle_is_checked_and_a_damaged_one_fails(made):
+    folder, _ = made
+    done = CliRunner().invoke(
+        device_check, ["--bundle", str(folder), "--prompt-tokens", "5", "--tokens", "2"]
+    )
+    assert done.exit_code == 0, done.output or done.exception
+    found = json.loads(done.stdout)
+    assert found["wrong_files"] == [] and len(found["interpreter"]["tokens"]) == 2
+    assert "5 tokens), 2 tokens" in done.stderr
+    meta = (folder / "meta.yaml").read_bytes()
+    (folder / "meta.yaml").write_bytes(b"")
+    found = json.loads(run(device_check, "--bundle", folder, code=1))
+    (folder / "meta.yaml").write_bytes(meta)
+    assert "meta.yaml has 0 bytes" in found["wrong_files"][0]
 
 
 def test_lint_and_prove(made, model):
