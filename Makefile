@@ -37,12 +37,16 @@ test: ## set up, fetch the models of the tests (93 and 238 MB, once), run the te
 	$(SET_UP) --quiet --model gemma3-270m
 	@$(PYTEST) $(ARGS) || { code=$$?; echo "make test: failed (pytest exit code $$code)" >&2; exit $$code; }
 
-test-system: ## run the tests that need packages beyond Python's: node and npm
+test-system: ## run the tests that need packages beyond Python's: node, npm, prometheus
 	$(SET_UP) --quiet
 	@command -v node >/dev/null && command -v npm >/dev/null || { echo "make test-system: node and npm are missing;" \
 	"install them: apt-get install nodejs npm (on a Mac: brew install node)" >&2; exit 2; }
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { echo "make test-system: prometheus is missing;" \
+	"install it: apt-get install prometheus (on a Mac: brew install prometheus)" >&2; exit 2; }
 	@[ -d .outrigger/node/node_modules/zeromq ] || npm install --loglevel=error --no-audit --no-fund \
 	--prefix .outrigger/node zeromq@6 @msgpack/msgpack@3
+	@[ -d .outrigger/node/node_modules/@grafana/schema ] || npm install --loglevel=error --no-audit --no-fund \
+	--prefix .outrigger/node @grafana/schema@13.2.3 typescript@5
 	@$(PYTEST) -m system $(ARGS) tests/system
 
 check: ## format, lint, types and the architecture test
@@ -122,8 +126,9 @@ pages: ## page programs, old keys as Core ML programs: make pages ARGS="verify"
 	$(SET_UP) --quiet --with coreml
 	@$(OUTRIGGER) pages $(if $(ARGS),$(ARGS),--help)
 
-dashboards: ## Prometheus and Grafana with our dashboards (not built yet)
-	$(NOT_BUILT)
+dashboards: ## write Grafana's dashboards anew from monitoring/panels.py
+	$(SET_UP) --quiet --with dashboards
+	@.venv/bin/python -m monitoring.make_dashboards
 
 service: ## install as a service of this machine (not built yet)
 	$(NOT_BUILT)
