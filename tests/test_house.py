@@ -75,7 +75,7 @@ def test_documents_name_only_commands_and_targets_that_exist(checkout: Path) -> 
     for document in documents(checkout):
         text = "\n".join(code.findall(document.read_text(encoding="utf-8")))
         targets = set(re.findall(r"\bmake ([a-z][a-z-]+)", text))
-        commands = set(re.findall(r"\boutrigger ([a-z][a-z-]+)", text))
+        commands = set(re.findall(r"\boutrigger ([a-z][a-z0-9-]+)", text))
         assert targets <= set(recipes(checkout)), document
         assert commands <= set(COMMANDS), document
 
