@@ -37,6 +37,8 @@ from services.runtime.endpoints import route_endpoint
 WATCH_S = 2.0
 """How often a bridge is told that we are here: one that was started anew knows nobody."""
 SYNC_S = 1.0
+REST_S = 2.0
+"""How long a worker rests that erred; a late answer of a busy one is no reason to do without it for long."""
 N_WORKERS = 1
 """Bridges, and so workers, that launch starts; everything here is made for several."""
 
@@ -61,6 +63,7 @@ class Broker:
         self._ticket = 0
         self._releases: dict[int, int] = {}
         self._used_files: set[str] = set()
+        self._placed_again: set[int] = set()
         self._tally = Tally(metrics)
 
     async def start(self) -> None:
@@ -217,6 +220,8 @@ class Broker:
                     "worker erred", worker=message.worker, cause=message.cause, quarantine=message.quarantine
                 )
                 pushing.erred(message)
+                if not message.quarantine:  # the host asks it no more until it is told anew
+                    asyncio.get_running_loop().call_later(REST_S, self._placed_again.add, message.worker)
                 await self._to_bridge(pushing, asker, ())
 
     async def _new_mac(self, peer: bytes) -> None:
@@ -299,6 +304,10 @@ class Broker:
                 if asker.connected:
                     with suppress(LinkDownError):
                         await asker.send(h.WatchPages(), wait_s=0)
+                    if pushing.worker in self._placed_again:
+                        self._placed_again.discard(pushing.worker)
+                        self._placed.pop((pushing.conversation, pushing.worker), None)
+                        await self._to_bridge(pushing, asker, ())
                 elif pushing.is_up:
                     pushing.down(h.PagesDown(pushing.epoch, "down", "the bridge is gone"))
                     await self._to_bridge(pushing, asker, ())

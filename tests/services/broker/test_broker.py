@@ -231,10 +231,18 @@ def test_a_quarantined_worker_holds_nothing_for_the_host(house):
     house.keep(number, range(2))
     placed = house.hear(h.Placed, lambda placed: placed.group_end == 1)
     house.ask(h.WorkerErred(0, placed.epoch, "damaged", "a shadow check failed", quarantine=True))
-    assert house.hear(h.Placed).group_end == 0
+    assert house.hear(h.Placed, lambda placed: placed.group_end == 0).worker == 0
     n_pushed = len(house.pushed)
     house.keep(number, range(2, 4))
     assert len(house.pushed) == n_pushed
+
+
+def test_a_worker_that_erred_once_is_named_again(house):
+    number = house.open().conversation
+    house.keep(number, range(2))
+    placed = house.hear(h.Placed, lambda placed: placed.group_end == 1)
+    house.ask(h.WorkerErred(0, placed.epoch, "deadline", "late"))
+    assert house.hear(h.Placed) == placed
 
 
 def test_a_conversation_comes_back_after_all_host_processes_were_killed(house):
