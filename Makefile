@@ -119,8 +119,9 @@ chat: ## talk to the model that `make run` serves, in the terminal
 	$(SET_UP) --quiet
 	@exec $(OUTRIGGER) chat $(ARGS)
 
-doctor: ## examine this machine and the cable (not built yet)
-	$(NOT_BUILT)
+doctor: ## examine this machine, the cable and the worker; each finding with its remedy
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) doctor $(ARGS)
 
 pages: ## page programs, old keys as Core ML programs: make pages ARGS="verify"
 	$(SET_UP) --quiet --with coreml
@@ -130,11 +131,14 @@ dashboards: ## write Grafana's dashboards anew from monitoring/panels.py
 	$(SET_UP) --quiet --with dashboards
 	@.venv/bin/python -m monitoring.make_dashboards
 
-service: ## install as a service of this machine (not built yet)
-	$(NOT_BUILT)
+service: ## install as a service of this machine: make service ARGS=--dry-run shows it
+	$(SET_UP) --quiet
+	@exec $(OUTRIGGER) service install $(ARGS)
 
-docs: ## check and print the documents (not built yet)
-	$(NOT_BUILT)
+docs: ## check that every link of the documents leads somewhere, and list the documents
+	$(SET_UP) --quiet
+	@$(PYTEST) -q tests/test_docs.py
+	@for each in README.md docs/*.md; do printf '  %-26s %s\n' "$$each" "$$(sed -n '1s/^# //p' "$$each")"; done
 
 clean: ## remove .venv, results, models, caches and logs; keeps the compiled wheels
 	@rm -rf .venv results build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
