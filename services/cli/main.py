@@ -28,6 +28,7 @@ COMMANDS = {
     "up": ("services.cli.up:command", "Serve in the background, until `outrigger down`."),
     "down": ("services.cli.down:command", "Stop what runs."),
     "status": ("services.cli.status:command", "How each process is."),
+    "top": ("services.cli.top:command", "Rates of reading, writing and the cable, as they are now."),
     "logs": ("services.cli.logs:command", "What the processes logged; -f follows."),
     "worker": ("services.cli.worker:command", "Serve the last layers of a model at the far end of a cable."),
     "split": ("services.cli.split:command", "Write a worker's tail file of a model."),

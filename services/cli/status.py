@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ WELL = ("ready", "serving")
 HEADINGS = ("process", "state", "pid", "uptime", "restarts", "what")
 SHOWN_ADDRESSES = ("http", "zmq", "link")
 ERROR_CHARS_MAX = 160
+WATCH_S = 2.0
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+def command(as_json: bool, watch: bool) -> None:
     """Show each process: its state, pid, uptime, restarts, and why its last life ended.
 
     States: starting, ready, serving, draining, stopped; silent (no sign of life), stuck (its working thread takes no
@@ -34,20 +38,31 @@ def command(as_json: bool) -> None:
     Exit codes: 0 all processes serve, 1 one of them does not, 2 a bad setting, 3 nothing runs.
     """
     run_dir = load_settings(find_file(os.environ), os.environ).run_dir
+    while True:
+        exit_code = _show(run_dir, as_json)
+        if not watch:
+            raise SystemExit(exit_code)
+        time.sleep(WATCH_S)
+        if sys.stdout.isatty():
+            click.clear()
+
+
+def _show(run_dir: Path, as_json: bool) -> int:
+    """Tell once how things are; returns the exit code."""
     note = running(run_dir)
     if note is None:
         _tell({"state": "down", "run_dir": str(run_dir)}, _nothing_text(run_dir), as_json)
-        raise SystemExit(EXIT_NOTHING_RUNS)
+        return EXIT_NOTHING_RUNS
     try:
         status = ask_launch(run_dir)
     except ServiceError as error:
         holder = f"pid {note.get('pid')} ({note.get('state')})"
         text = f"{holder} holds {run_dir}, and does not say how it is: {error}"
         _tell({"state": "unknown", "run_dir": str(run_dir), "pid": note.get("pid")}, text, as_json)
-        raise SystemExit(EXIT_UNWELL) from None
+        return EXIT_UNWELL
     _tell(msgspec.to_builtins(status) | {"run_dir": str(run_dir)}, status_text(status, run_dir), as_json)
     well = status.state == "serving" and all(each.state in WELL for each in status.processes)
-    raise SystemExit(EXIT_ALL_WELL if well else EXIT_UNWELL)
+    return EXIT_ALL_WELL if well else EXIT_UNWELL
 
 
 def status_text(status: LaunchStatus, run_dir: Path) -> str:

@@ -1,0 +1,44 @@
+"""Aim: `outrigger top` makes right rates of two looks, and says so when nobody answers.
+
+Method: real registries, served as the processes serve them, read back over HTTP.
+"""
+
+from __future__ import annotations
+
+from click.testing import CliRunner
+
+from common.metrics import Metrics
+from services.cli.top import command, look, table
+from services.runtime.exposition import Exposition
+
+
+def lines(text: str) -> dict[str, str]:
+    return {line[:17].strip(): line[17:] for line in text.splitlines()}
+
+
+def test_rates_of_two_looks():
+    mac = Metrics("mac")
+    with Exposition(mac, 0) as served:
+        ports = {"mac": int(served.url.split(":")[2].split("/")[0])}
+        mac.add("prefill_tokens_total", 5000, side="host")
+        before = look(ports)
+        mac.add("prefill_tokens_total", 600, side="host")
+        mac.add("prefill_seconds_total", 3, side="host")
+        mac.add("generation_tokens_total", 10)
+        mac.add("decode_seconds_total", 0.5)
+        mac.set_state("worker_state", "state", "resting")
+        mac.set("requests_running", 2)
+        shown = lines(table(before, look(ports), 2.0))
+    assert shown["prefill host"] == "200.0 tok/s" and shown["prefill worker"] == "-"
+    assert shown["decode"] == "20.0 tok/s"
+    assert shown["requests"].startswith("2 running, 0 waiting") and shown["worker"].startswith(
+        "resting, heat -"
+    )
+
+
+def test_nobody_there(monkeypatch, tmp_path):
+    for name in ("GATEWAY", "MAC", "BRIDGE"):
+        monkeypatch.setenv(f"OUTRIGGER_{name}_METRICS_PORT", "0")
+    monkeypatch.setenv("OUTRIGGER_CONFIG", "")
+    done = CliRunner().invoke(command)
+    assert done.exit_code == 3 and "no process answers" in done.output
