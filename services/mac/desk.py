@@ -71,7 +71,7 @@ class Desk:
         """Send the status to everybody who ever spoke to us, if something in it changed."""
         status = self._status()
         worker = (status.worker.state, status.worker.device)
-        now = (status.state, status.requests_running, status.requests_waiting, worker)
+        now = (status.state, status.requests_running, status.requests_waiting, worker, status.n_ctx)
         if now != self._told:
             self._told = now
             for peer in self._listeners:

@@ -74,7 +74,7 @@ class HoldChannel:
         """ticket -> (layer, page, bytes)"""
         self._kept: set[tuple[int, int]] = set()
         """Pages that this conversation has, or was handed."""
-        self._losses, self._try_at_s = asker.losses(), 0.0
+        self._losses, self._try_at_s, self._is_heard = asker.losses(), 0.0, True
 
     @property
     def bytes_in_flight(self) -> int:
@@ -175,10 +175,11 @@ class HoldChannel:
         try:
             self._asker.send(message, *arrays, wait_s=0.0)
         except OutriggerError as error:
-            if self._clock() >= self._try_at_s:
+            if self._is_heard:
                 log.info("broker cannot be told", error=str(error), about=type(message).__name__)
-            self._try_at_s = self._clock() + RETRY_S
+            self._try_at_s, self._is_heard = self._clock() + RETRY_S, False
             return False
+        self._is_heard = True
         return True
 
     # --- hearing things

@@ -154,7 +154,8 @@ class Holding:
         """Hear the broker, hand over full pages, obey releases. n_canonical: rows before it are a read's own."""
         channel, n_tokens = self.channel, self.n_tokens
         channel.hear()
-        if n_tokens < self.limit - NEAR_GROUPS * self.form.group_tokens or not self.memory.n_full:
+        is_near = n_tokens >= self.limit - NEAR_GROUPS * self.form.group_tokens and self.memory.n_full
+        if channel.standing.room is not None and not is_near:
             return
         if channel.open(self._ids[:n_tokens].copy()):
             self._hand_over(n_canonical)
