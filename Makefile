@@ -1,4 +1,4 @@
-# The verbs of the house. Each target is one line of help and does one thing; what is not built yet says so and fails.
+# The verbs of the house. Each target is one line of help and does one thing, or fails with a sentence.
 # Set-up happens by itself: every target that needs it asks services/setup, which does only what is missing.
 
 SHELL := /bin/sh
@@ -14,7 +14,6 @@ FIND_PYTHON = python=$(PYTHON); if [ -z "$$python" ]; then python=python3; \
 	if $$each -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
 	then python=$$each; break; fi; done; fi
 SET_UP = @$(FIND_PYTHON); $$python -m services.setup
-NOT_BUILT = @echo "make $@: not built yet; CHANGELOG.md tells what is" >&2; exit 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test test-system check laws bench bench-rpc verify drill soak up down status logs chat doctor \
