@@ -106,7 +106,9 @@ def test_a_suspended_worker_fails_what_is_in_flight_at_once_and_is_told(case, em
     if isinstance(answers[0], m.ChunkDone):  # it was computed in the moment between the notice and the sleep
         answers.pop(0)
     assert answers[0].cause == "suspended"
-    assert answers[-1].cause in ("suspended", "down"), "the second may have come when the link was closed already"
+    assert answers[-1].cause in ("suspended", "down"), (
+        "the second may have come when the link was closed already"
+    )
     assert all("suspends it" in failed.detail for failed in answers)
     while mac.told(m.WorkerReported).state != "suspending":
         pass
