@@ -14,6 +14,10 @@ BENCHES = {
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
     "palettise": ("services.bench.palettise:command", "Our k-means of weights against coremltools' own."),
     "query": ("services.bench.query:command", "The way to held pages and back, without work."),
+    "recovery": (
+        "services.bench.recovery:command",
+        "A worker's old pages given again, against reading them from disk.",
+    ),
     "rpc": (
         "services.bench.rpc:command",
         "llama.cpp over its RPC backend and ours, each against itself alone.",
