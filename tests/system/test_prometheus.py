@@ -1,7 +1,8 @@
 """Aim: everything that alerts and dashboards ask for is there, in a real Prometheus that scrapes a running system.
 
 Method: `outrigger run` with an emulated worker, a short load through its API, Prometheus with the files of monitoring/.
-Comparisons of alerts are asked with `bool`, so that they answer when all is well, too. Every alert fires in monitoring/rules_test.yml, which promtool runs here.
+Comparisons of alerts are asked with `bool`, so that they answer when all is well, too. Two faults are made to happen:
+their alerts must fire. The other alerts fire in monitoring/rules_test.yml, which promtool runs here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import subprocess
 import time
 import urllib.request
@@ -65,6 +67,12 @@ class Watched:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
 
+    def fault(self, script: str) -> None:
+        """Arm a fault of the emulated worker."""
+        with socket.create_connection(("127.0.0.1", self.control_port), timeout=20) as control:
+            control.sendall(f"fault {script}\n".encode())
+            assert b'"ok"' in control.recv(4096)
+
     def value(self, expression: str) -> float:
         return sum(self.prometheus.values(expression))
 
@@ -111,3 +119,13 @@ def test_every_alert_has_data_and_none_fires(watched, checkout):
     without = {name for name, expression in asked.items() if not watched.prometheus.values(expression)}
     assert without <= set(NEEDS_A_PART)
     assert watched.prometheus.firing() - {"WorkerHurts", "TimeToFirstTokenOverBudget"} == set()
+
+
+def test_a_damaged_frame_and_a_lost_worker_are_told(watched):
+    watched.fault("flip answering chunk 1")
+    watched.chat("The mast was tall and the rope was long. " * 100)
+    until(lambda: "ChecksumMismatch" in watched.prometheus.firing())
+    until(lambda: watched.value("outrigger_worker_up") == 1)
+    watched.fault("restart 12 now")
+    until(lambda: "WorkerLost" in watched.prometheus.firing())
+    until(lambda: "WorkerLost" not in watched.prometheus.firing(), 60.0)
