@@ -65,6 +65,8 @@ class HeldTotals:
 
     def compare(self, what: str, kept: np.ndarray, held: np.ndarray) -> int:
         """Counts the rows f32 [n, n_vocab] that are the same; returns how many."""
+        if not np.isfinite(kept).all():
+            self.differences.append(f"{what}: the logits of the sequence that keeps all are not numbers")
         same = sum(np.array_equal(a, b) for a, b in zip(kept, held, strict=True))
         self.compared += len(kept)
         self.equal += same
@@ -119,7 +121,8 @@ def verify_held(report: Report) -> HeldTotals:
     """Compares all models."""
     totals, rows = HeldTotals(), []
     for label, path in held_models(report.quick):
-        for check in (_borders, _faults, _going_back, _deepest):
+        checks = (_borders, _faults, _going_back, _deepest)
+        for check in checks[:1] if report.quick and label == "smollm2" else checks:
             before = totals.compared, totals.equal
             with _load(path, N_CTX_QUICK if report.quick else N_CTX) as engine:
                 report.ran(f"{label} {check.__name__[1:]}", engine.describe())
@@ -202,10 +205,10 @@ def _kept(engine: Engine, tokens: np.ndarray, n_read: int) -> np.ndarray:
 
 def _borders(label: str, path: Path, engine: Engine, report: Report, totals: HeldTotals) -> None:
     """Prompts that end at borders of pages and groups; no, one and two workers."""
-    for n_read in BORDERS[1:3] if report.quick else BORDERS:
+    for n_read in BORDERS[1:2] if report.quick else BORDERS:
         tokens = natural_tokens(path, n_read + N_DECODED, skip=n_read)
         kept = _kept(engine, tokens, n_read)
-        for n_workers in (1,) if report.quick and n_read != BORDERS[1] else (0, 1, 2):
+        for n_workers in (2,) if report.quick and label == "smollm2" else (0, 1, 2):
             workers = [PeerWorker(n_groups_max=2) for _ in range(n_workers)]
             with _house(engine, totals, *workers) as house:
                 what = f"{label}, {n_read} tokens, {n_workers} workers"
