@@ -148,7 +148,7 @@ def _house(engine: Engine, totals: HeldTotals, *workers: PeerWorker) -> Iterator
         broker = PeerBroker(Path(folder) / "journal", LIMIT, list(workers))
         ends = [HeldWorker(number, worker) for number, worker in enumerate(workers)]
         form = page_form(engine.spec, settings, "kernels")
-        holding = Holding(engine.own, form, LIMIT, broker, ends, _Counts(totals), shadow_every=7)
+        holding = Holding(engine.own, form, LIMIT, broker, ends, _Counts(totals), shadow_every=1)
         sequence = HeldSequence(engine)
         sequence.holding = holding
         try:
