@@ -21,9 +21,12 @@ from common.limits import MIB
 from common.log import get_log
 from common.wire import held as h
 from common.wire.message import Message
+from common.wire.routes import HOLD
 from services.runtime.conversation import Received
 
 IN_FLIGHT_BYTES_MAX = 64 * MIB
+IN_FLIGHT_PAGES_MAX = HOLD.hwm // 2
+"""So that the pipe is never full of pages, and there is room for what else is to be said."""
 RETRY_S = 1.0
 """Between two tries to say something to a broker that cannot be reached, or refused."""
 
@@ -137,7 +140,8 @@ class HoldChannel:
         n_bytes = self.form.image_bytes
         if not self.is_open or self._clock() < self._try_at_s:
             return False
-        if self._in_flight and self.bytes_in_flight + n_bytes > IN_FLIGHT_BYTES_MAX:
+        n_pages = len(self._in_flight)
+        if n_pages and ((n_pages + 1) * n_bytes > IN_FLIGHT_BYTES_MAX or n_pages >= IN_FLIGHT_PAGES_MAX):
             return False
         ticket, form = next(self._tickets), self.form
         value_bytes = form.value_bytes
