@@ -24,7 +24,9 @@ def test_every_link_leads_somewhere() -> None:
     assert len(DOCUMENTS) > 10
     broken = []
     for path in DOCUMENTS:
-        for target in LINK.findall(re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)):
+        for target in LINK.findall(
+            re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        ):
             if re.match(r"[a-z]+:", target):
                 continue
             place, _, anchor = target.partition("#")
