@@ -14,7 +14,7 @@ of who asks; run by page_kernel.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,12 +114,17 @@ class PageGraph:
     results: Tensor | None
     """f32, a line for each page: output, scores and weights of `Found`. None where they are read off in memory"""
 
-    def connect(self) -> None:
-        """Ties queries and results to arrays."""
+    def connect(self, scratch: Callable[[str, int], np.ndarray]) -> None:
+        """Ties queries and results to arrays: scratch(use, n) gives f32 [n], which other graphs have for the same use.
+
+        They are of megabytes, and only one graph runs at a time.
+        """
         head_dim, n_rows, n_head, _ = self.queries.ne
-        self.queries_port = Port(self.queries, np.empty((n_head, n_rows, head_dim), np.float32))
+        queries = scratch("queries", n_head * n_rows * head_dim).reshape(n_head, n_rows, head_dim)
+        self.queries_port = Port(self.queries, queries)
         if self.results:
-            values = np.empty((len(self.pages), self.results.ne[0]), np.float32)
+            n_values = self.results.ne[0]
+            values = scratch("results", len(self.pages) * n_values).reshape(len(self.pages), n_values)
             self._results_port, n = Port(self.results, values), n_rows * n_head
             o = values[:, : -2 * n].reshape(-1, n_head, n_rows, head_dim)
             score, weight = (v.reshape(-1, n_head, n_rows) for v in (values[:, -2 * n : -n], values[:, -n:]))

@@ -53,6 +53,7 @@ class PageKernel:
         self._backend = backend
         self._buffer = ComputeBuffer(backend)
         self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
+        self._arrays: dict[str, np.ndarray] = {}
         self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
         self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
         self._lasting_at: dict[int, tuple] = {}
@@ -203,9 +204,15 @@ class PageKernel:
             raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")
         if self._buffer.place(graph.graph):
             self._drop_all()
-        graph.connect()
+        graph.connect(self._scratch)
         self._graphs[key] = graph
         return graph
+
+    def _scratch(self, use: str, n: int) -> np.ndarray:
+        """f32 [n], the first elements of one array for each use; `reserve` makes them as long as they ever get."""
+        if use not in self._arrays or len(self._arrays[use]) < n:
+            self._arrays[use] = np.empty(n, np.float32)
+        return self._arrays[use][:n]
 
     def _drop_all(self) -> None:
         for graph in self._graphs.values():
