@@ -100,7 +100,7 @@ def test_what_it_prints_can_be_pasted_and_the_worker_reads_along(folder, smollm2
         answer = _ask(url, smollm2.stem, " ".join(f"{n} boats sailed." for n in range(110)))
         assert answer["usage"]["prompt_tokens"] > 600
         assert answer["outrigger"]["tokens_worker"] >= 512, answer["outrigger"]["bypass_reason"]
-        assert len(run.pids()) == 6, "the command, the supervisor, gateway, mac, bridge and worker"
+        assert len(run.pids()) == 7, "the command, the supervisor, gateway, mac, broker, bridge and worker"
     finally:
         code = run.stop()
     assert code == 0

@@ -124,7 +124,7 @@ def test_up_status_a_crash_logs_and_down(house, smollm2):
     assert told.returncode == 0, told.stdout
     assert f"serving: {smollm2.stem} at {url}" in told.stdout
     before = house.processes()
-    assert set(before) == {"gateway", "mac", "bridge", "worker"}
+    assert set(before) == {"gateway", "mac", "broker", "bridge", "worker"}
 
     thread, got = in_background(lambda: ask(url, smollm2.stem, "Count boats. " * 400, 4))
     notes = f"mac.{before['mac']['pid']}.doing"
