@@ -9,10 +9,7 @@ What is said is page_errands' and page_translate's business, what the socket doe
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ from common.wire.deadlines import AckClock
 from common.wire.link import Arrived
 from services.bridge import page_translate as translate
 from services.bridge.cable import Cable
+from services.bridge.commanded import CommandedThread
 from services.bridge.page_errands import PageErrands
 from services.bridge.retry import Backoff
 from services.bridge.translate import cause_of
@@ -55,7 +53,7 @@ class PagesPlace:
     avail_bytes: int = 0
 
 
-class PagePump(threading.Thread):
+class PagePump(CommandedThread):
     """`offer` and `stop` may be called by any thread; `wants_place` is read by any."""
 
     def __init__(
@@ -68,13 +66,10 @@ class PagePump(threading.Thread):
         ended: Callable[[], None],
         make_clock: Callable[[], AckClock] = AckClock,
     ) -> None:
-        super().__init__(name="page pump", daemon=True)
+        super().__init__("page pump", ended)
         self._attention, self._pages, self._metrics = attention, pages, metrics
-        self._boot_id, self._ended, self._make_clock = boot_id, ended, make_clock
+        self._boot_id, self._make_clock = boot_id, make_clock
         self._errands = PageErrands(attention, pages, metrics)
-        self._wake, self._waker = socket.socketpair()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._running = True
         self._place: PagesPlace | None = None
         self._cable: Cable | None = None
         self._up, self._device = False, ""
@@ -83,8 +78,6 @@ class PagePump(threading.Thread):
         self._retry_at: float | None = None
         self._backoff = Backoff()
         self._said_at = self._hot_until = 0.0
-        self.turns = 0
-        """Grows with every turn of the thread."""
 
     # --- from other threads
 
@@ -102,35 +95,13 @@ class PagePump(threading.Thread):
         error = LinkDownError("the worker's system suspends it", cause="suspended")
         self._command(lambda: self._lose(error) if self._cable is not None else None)
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; what is at hand is answered."""
-        self._command(self._end)
-        self.join(timeout_s)
-        if not self.is_alive():
-            self._wake.close()
-            self._waker.close()
-
-    def _command(self, do: Callable[[], None]) -> None:
-        self._commands.append(do)
-        with suppress(OSError):  # the thread has ended
-            self._waker.send(b"\0")
-
     # --- the loop
 
-    def run(self) -> None:
-        try:
-            while self._running:
-                self._step()
-        except BaseException:
-            log.exception("page pump failed")
-            raise
-        finally:
-            self._attention.close()
-            self._pages.close()
-            self._ended()
+    def _close_sockets(self) -> None:
+        self._attention.close()
+        self._pages.close()
 
     def _step(self) -> None:
-        self.turns += 1
         now = time.monotonic()
         if now < self._hot_until and self._cable is not None and not self._commands:
             self._step_awake(self._cable, now)
@@ -140,10 +111,7 @@ class PagePump(threading.Thread):
         others = [self._pages, self._wake] if cable is None else [self._pages, self._wake, cable]
         writers = [cable] if cable is not None and cable.wants_write else []
         ready = self._attention.wait(timeout_s, *others, writers=writers)
-        if self._wake in ready:
-            self._wake.recv(4096)
-        while self._commands:
-            self._commands.popleft()()
+        self._obey(woken=self._wake in ready)
         if cable is not None and cable is self._cable:
             self._serve_cable(cable, cable in ready)
         self._serve_mac()

@@ -8,10 +8,7 @@ means is translate's and greeting's business, what the socket does is cable's.
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -34,6 +31,7 @@ from common.wire.layout import Payload
 from common.wire.link import Arrived
 from services.bridge import greeting, translate
 from services.bridge.cable import Cable
+from services.bridge.commanded import CommandedThread
 from services.bridge.errands import Errands
 from services.bridge.opening import PING_DATA, Opening, Paces
 from services.bridge.places import Place, Places
@@ -51,7 +49,7 @@ TURN_S_MAX = 1.0
 """Longest sleep of the thread: that it takes turns is the process's sign of life."""
 
 
-class Pump(threading.Thread):
+class Pump(CommandedThread):
     """Serves one worker at a time. `attach`, `detach`, `offer`, `suspended` and `stop` may be called by any thread.
 
     On this thread it calls tell with each LinkUp and LinkDown, gone when the mac process cannot be reached any more,
@@ -70,21 +68,16 @@ class Pump(threading.Thread):
         ended: Callable[[], None],
         make_clock: Callable[[], AckClock] = AckClock,
     ) -> None:
-        super().__init__(name="pump", daemon=True)
+        super().__init__("pump", ended)
         self._owner, self._places, self._metrics = owner, places, metrics
-        self._boot_id, self._tell, self._gone, self._ended = boot_id, tell, gone, ended
+        self._boot_id, self._tell, self._gone = boot_id, tell, gone
         self._make_clock = make_clock
-        self._wake, self._waker = socket.socketpair()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._running = True
         self._hello: m.LinkHello | None = None
         self._cable: Cable | None = None
         self._opening: Opening | None = None
         self._peer: tuple[m.LinkHello, int] | None = None  # the worker's half of the greeting, and its boot
         self._paces = Paces()
         self._up = False
-        self.turns = 0
-        """Grows with every turn of the thread."""
         self._epoch = 0
         self._lives = 0
         self._greet_by = 0.0
@@ -119,43 +112,19 @@ class Pump(threading.Thread):
         """The place of the link that is up, or the one tried next."""
         return self._places.current
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; requests at hand are answered with LinkFailed."""
-        self._command(self._end)
-        self.join(timeout_s)
-        if not self.is_alive():
-            self._wake.close()
-            self._waker.close()
-
-    def _command(self, do: Callable[[], None]) -> None:
-        self._commands.append(do)
-        self._waker.send(b"\0")
-
     # --- the loop
 
-    def run(self) -> None:
-        try:
-            while self._running:
-                self._step()
-        except BaseException:
-            log.exception("pump failed")
-            raise
-        finally:
-            self._owner.close()
-            self._ended()
+    def _close_sockets(self) -> None:
+        self._owner.close()
 
     def _step(self) -> None:
-        self.turns += 1
         now = time.monotonic()
         due = [at for at in (self._retry_at, self._due_at()) if at is not None]
         timeout_s = max(0.0, min([TURN_S_MAX, *(at - now for at in due)]))
         cable = self._cable
         sockets = [self._wake] if cable is None else [self._wake, cable]
         ready = self._owner.wait(timeout_s, *sockets, writers=[cable] if cable and cable.wants_write else [])
-        if self._wake in ready:
-            self._wake.recv(4096)
-        while self._commands:
-            self._commands.popleft()()
+        self._obey(woken=self._wake in ready)
         if cable is not None and cable is self._cable:
             self._guarded(lambda: self._serve_cable(cable, cable in ready))
         while (received := self._owner.recv(0)) is not None:
