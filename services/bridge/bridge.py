@@ -82,10 +82,10 @@ class Bridge:
             ended=lambda: self._from_pump(self._pump_ended.set),
             make_clock=lambda: AckClock(first_s=settings.answer_s_first, floor_s=settings.answer_s_min),
         )
-        self._page_search = PageSearch(self.page_pump, place=lambda: self.pump.place)
         self._search = Search(
             settings, self.pump.offer, wanted=lambda: self._mac is not None and not self._up
         )
+        self._page_search = PageSearch(self.page_pump, lambda: self.pump.place, self._search.reach)
 
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs beside each other on the loop, by name. The pump starts with them."""

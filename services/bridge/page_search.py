@@ -1,13 +1,13 @@
 """Finds the port where a worker holds pages: asks the worker's control channel, as long as somebody wants to know.
 
-A worker may serve pages beside a tail or alone; its command `mem` says where, and how much memory it has left. Runs on
-the bridge's loop; made by services.bridge.bridge.
+A worker may serve pages beside a tail or alone; its command `mem` says where, and how much memory it has left. Behind
+usbmux that port is led to from one of loopback. Runs on the bridge's loop; made by services.bridge.bridge.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from common.errors import OutriggerError
@@ -20,10 +20,15 @@ LOOK_EVERY_S = 0.25
 
 
 class PageSearch:
-    """`place` is where the worker is, as far as the bridge knows."""
+    """`place` is where the worker is, as far as the bridge knows; `reach` says how a port of it is reached."""
 
-    def __init__(self, pump: PagePump, place: Callable[[], Place | None]) -> None:
-        self._pump, self._place = pump, place
+    def __init__(
+        self,
+        pump: PagePump,
+        place: Callable[[], Place | None],
+        reach: Callable[[Place, int], Awaitable[int]],
+    ) -> None:
+        self._pump, self._place, self._reach = pump, place, reach
         self._control = ControlClient()
 
     async def run(self) -> None:
@@ -44,4 +49,4 @@ class PageSearch:
         port, available = said.get("pa_port", 0), said.get("avail_mb", 0)
         if isinstance(port, int) and 0 < port < 1 << 16:
             n_mib = available if isinstance(available, int) and available > 0 else 0
-            self._pump.offer(PagesPlace(place.host, port, n_mib * MIB))
+            self._pump.offer(PagesPlace(place.host, await self._reach(place, port), n_mib * MIB))

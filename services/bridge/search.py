@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common.config import BridgeSettings
 from common.log import get_log
@@ -39,6 +40,14 @@ def fixed_places(settings: BridgeSettings) -> Places:
     return Places([Place(settings.worker_host, settings.worker_port, settings.worker_control_port)])
 
 
+@dataclass(frozen=True)
+class _Forward:
+    """A process that leads ports of loopback to ports of the phone's."""
+
+    process: asyncio.subprocess.Process
+    local: tuple[int, ...]
+
+
 class Search:
     """`run` looks while `wanted()` says so and hands what it finds to `offer`; `close` ends what it started."""
 
@@ -51,8 +60,8 @@ class Search:
     ) -> None:
         self._settings, self._offer, self._wanted = settings, offer, wanted
         self._look_every_s = look_every_s
-        self._forward: asyncio.subprocess.Process | None = None
-        self._forwarded: Place | None = None
+        self._forwards: dict[tuple[int, ...], _Forward] = {}
+        """By the phone's ports"""
 
     @property
     def needed(self) -> bool:
@@ -80,13 +89,23 @@ class Search:
             looked.append("usbmux needs the extra: pip install 'outrigger[usbmux]'")
         return places, f"no worker was found: {'; '.join(looked)}"
 
+    async def reach(self, place: Place, port: int) -> int:
+        """The port at place.host by which the worker's `port` is reached: another one behind usbmux."""
+        if place.via != USBMUX:
+            return port
+        return (await self._forwarded(port))[0]
+
     async def _usbmux_place(self) -> Place:
-        """The phone's ports on loopback, forwarded by a process of their own."""
-        if self._forwarded is None or self._forward is None or self._forward.returncode is not None:
-            local = _free_port(), _free_port()
-            remote = self._settings.worker_port, self._settings.worker_control_port
+        port, control = await self._forwarded(self._settings.worker_port, self._settings.worker_control_port)
+        return Place("127.0.0.1", port, control, via=USBMUX)
+
+    async def _forwarded(self, *remote: int) -> tuple[int, ...]:
+        """Ports of loopback that lead to these of the phone's, as long as a process of their own lives."""
+        forward = self._forwards.get(remote)
+        if forward is None or forward.process.returncode is not None:
+            local = tuple(_free_port() for _ in remote)
             pairs = [f"{here}:{there}" for here, there in zip(local, remote, strict=True)]
-            self._forward = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 usbmux_forward.__name__,
@@ -94,15 +113,15 @@ class Search:
                 env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
             )
-            self._forwarded = Place("127.0.0.1", local[0], local[1], via="usbmux")
-            log.info("usbmux forward started", pid=self._forward.pid, ports=pairs)
-        return self._forwarded
+            self._forwards[remote] = forward = _Forward(process, local)
+            log.info("usbmux forward started", pid=process.pid, ports=pairs)
+        return forward.local
 
     async def close(self) -> None:
-        """End the forward, if one runs."""
-        child, self._forward = self._forward, None
-        if child is not None:
-            await usbmux_forward.end_child(child, STOP_S)
+        """End the forwards, if some run."""
+        while self._forwards:
+            _, forward = self._forwards.popitem()
+            await usbmux_forward.end_child(forward.process, STOP_S)
 
 
 def _free_port() -> int:

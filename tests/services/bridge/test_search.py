@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -137,6 +138,72 @@ def test_forwarded_programs_are_started_again_and_end_with_us(tmp_path: Path) ->
     assert process.wait(10) == 0
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
+
+
+PHONE = """
+import asyncio, sys
+
+async def main(local, remote):
+    async def lead(reader, writer):
+        there = await asyncio.open_connection("127.0.0.1", remote)
+        async def pass_on(source, sink):
+            while data := await source.read(4096):
+                sink.write(data)
+            sink.close()
+        await asyncio.gather(pass_on(reader, there[1]), pass_on(there[0], writer))
+    await (await asyncio.start_server(lead, "127.0.0.1", local)).serve_forever()
+
+assert sys.argv[1:3] == ["usbmux", "forward"]
+asyncio.run(main(int(sys.argv[3]), int(sys.argv[4])))
+"""
+"""A stand-in for pymobiledevice3, to which this machine is the phone."""
+
+
+def test_the_port_of_pages_is_reached_behind_usbmux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever port the worker names; one that is reached directly stays as it is."""
+    (tmp_path / "pymobiledevice3").mkdir()
+    (tmp_path / "pymobiledevice3/__init__.py").touch()
+    (tmp_path / "pymobiledevice3/__main__.py").write_text(PHONE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    search = Search(BridgeSettings(worker_host="usbmux"), lambda *_: None, lambda: True)
+
+    async def reach() -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"pages\n")
+            writer.close()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        pages_port = server.sockets[0].getsockname()[1]
+        try:
+            (place,), _ = await search.look()
+            local = await search.reach(place, pages_port)
+            assert local not in (pages_port, place.port, place.control_port)
+            assert await _first_line(local) == b"pages\n"
+            assert await search.reach(place, pages_port) == local, "the same way again"
+            assert await search.look() == ([place], ANY), "and the link's own ports stay"
+            assert await search.reach(Place("10.0.0.7", 1, 2), pages_port) == pages_port
+        finally:
+            await search.close()
+            server.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", local)
+
+    asyncio.run(reach())
+
+
+async def _first_line(port: int) -> bytes:
+    """From a port that somebody may listen on only in a moment."""
+    for _ in range(1000):
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+            continue
+        line = await reader.readline()
+        writer.close()
+        return line
+    raise AssertionError(f"nobody listens on port {port}")
 
 
 def _wait_for_pids(path: Path, n: int) -> list[int]:
