@@ -13,8 +13,6 @@ import numpy as np
 
 from common.limits import (
     APPEND_PIECE_BYTES_MAX,
-    ERROR_TEXT_BYTES_MAX,
-    FINGERPRINT_TEXT_BYTES_MAX,
     HEAD_DIM_MAX,
     N_CTX_MAX,
     N_HEAD_MAX,
@@ -22,8 +20,10 @@ from common.limits import (
     PAGE_PAD_TOKENS,
     QUERY_TOKENS_MAX,
 )
-from common.wire.base_frames import DTYPE_BYTES, at_most, bounded_text
-from common.wire.extension_frames import HELLO3, Hello3Fields
+from common.wire.base_frames import DTYPE_BYTES, at_most
+from common.wire.extension_frames import Err2 as Err2
+from common.wire.extension_frames import Hello3 as Hello3
+from common.wire.extension_frames import Hello3Ok as Hello3Ok
 from common.wire.frames import ATTENTION, Frame, frame
 from common.wire.layout import EMPTY, FieldError, Payload
 
@@ -32,18 +32,6 @@ KV_TYPE_F16 = 1
 MANY_ROWS = ("kernels", "products")
 """CONFIG2's `many_rows` by its number."""
 LAYER_BYTES = 4
-
-
-@frame(ATTENTION, "HELLO3", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
-@dataclass(frozen=True)
-class Hello3(Hello3Fields):
-    pass
-
-
-@frame(ATTENTION, "HELLO3_OK", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
-@dataclass(frozen=True)
-class Hello3Ok(Hello3Fields):
-    pass
 
 
 @frame(
@@ -242,29 +230,3 @@ class Fetch2(Frame):
     def check(self) -> None:
         at_most("layer", self.layer, N_LAYER_MAX - 1)
         at_most("page", self.page, N_CTX_MAX)
-
-
-@frame(
-    ATTENTION,
-    "ERR2",
-    "u64 answers, u32 code, u32 n_now",
-    size=16,
-    rest="text",
-    rest_bytes_max=ERROR_TEXT_BYTES_MAX,
-)
-@dataclass(frozen=True)
-class Err2(Frame):
-    """n_now: keys that every layer holds after the failure."""
-
-    answers: int
-    code: int
-    n_now: int
-    text: str
-
-    def check(self) -> None:
-        at_most("n_now", self.n_now, N_CTX_MAX)
-
-    @classmethod
-    def of(cls, answers: int, code: int, n_now: int, detail: str) -> Err2:
-        """The text begins with the code; it is cut to its bound."""
-        return cls(answers, code, n_now, bounded_text(f"E{code} {detail}"))

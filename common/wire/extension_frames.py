@@ -2,7 +2,7 @@
 
 Every frame here is stamped (epoch, sequence number, hash). An answer names the request it answers by that request's
 sequence number, `answers`; 0 in an ERR2 means the connection as a whole. Why each message exists is told in
-docs/protocol.md.
+docs/protocol.md. Greetings and ERR2 are the attention channel's, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.limits import (
 )
 from common.wire.base_frames import at_most, bounded_text, check_model, check_range, check_residual
 from common.wire.fingerprint import fingerprint
-from common.wire.frames import RESIDUAL, Frame, frame
+from common.wire.frames import ATTENTION, RESIDUAL, Frame, also, frame
 from common.wire.layout import EMPTY, FieldError, Payload
 
 EXTENSION_VERSION = 1
@@ -75,12 +75,14 @@ class Hello3Fields(Frame):
             raise FieldError("fingerprint is not the hash of the text")
 
 
+@also(ATTENTION)
 @frame(RESIDUAL, "HELLO3", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
 @dataclass(frozen=True)
 class Hello3(Hello3Fields):
     pass
 
 
+@also(ATTENTION)
 @frame(RESIDUAL, "HELLO3_OK", HELLO3, size=156, rest="text", rest_bytes_max=FINGERPRINT_TEXT_BYTES_MAX)
 @dataclass(frozen=True)
 class Hello3Ok(Hello3Fields):
@@ -188,6 +190,7 @@ class Trim2(Frame):
         at_most("n", self.n, N_CTX_MAX)
 
 
+@also(ATTENTION)
 @frame(
     RESIDUAL,
     "ERR2",
@@ -198,7 +201,8 @@ class Trim2(Frame):
 )
 @dataclass(frozen=True)
 class Err2(Frame):
-    """`n_valid` is where the mirror stands after the failure: as before the operation, or 0 when it was emptied."""
+    """`n_valid` is where the mirror stands after the failure: as before the operation, or 0 when it was emptied. On
+    the attention channel: the keys that every layer holds."""
 
     answers: int
     code: int

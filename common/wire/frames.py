@@ -127,11 +127,21 @@ def frame(
         longest = FRAME_BYTES_MAX if rest_bytes_max is None else fixed + rest_bytes_max
         cls.BYTES_MAX = longest if rest else fixed
         cls.FIELD_NAMES = tuple(names)
-        channel.frames.setdefault(cls.TYPE, []).append(cls)
-        channel.longest[cls.TYPE] = max(cls.BYTES_MAX, channel.longest.get(cls.TYPE, 0))
-        return cls
+        return _entered(channel, cls)
 
     return enter
+
+
+def also(channel: Channel) -> Callable[[F], F]:
+    """Class decorator above `frame`: this channel has the same frame under the same name and number."""
+    return lambda cls: _entered(channel, cls)
+
+
+def _entered(channel: Channel, cls: F) -> F:
+    assert channel.types[cls.NAME] == cls.TYPE, f"{cls.NAME} has another number on channel {channel.name}"
+    channel.frames.setdefault(cls.TYPE, []).append(cls)
+    channel.longest[cls.TYPE] = max(cls.BYTES_MAX, channel.longest.get(cls.TYPE, 0))
+    return cls
 
 
 def stamp_hasher(frame_type: int, epoch: int, seq: int) -> xxhash.xxh3_64:

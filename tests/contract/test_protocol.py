@@ -55,7 +55,6 @@ RECORDS = {
     "attn2": pages_ext.Attn2.LAYOUT,
     "attn2_ok": pages_ext.Attn2Ok.LAYOUT,
     "fetch2": pages_ext.Fetch2.LAYOUT,
-    "pages_err2": pages_ext.Err2.LAYOUT,
     "rows_head": rows.ROWS_HEAD,
     "rows_section": rows.ROWS_SECTION,
 }

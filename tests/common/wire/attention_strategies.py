@@ -120,7 +120,7 @@ FIELDS: dict[type[Frame], st.SearchStrategy] = {
     ext.Truncate2: st.fixed_dictionaries({"n": positions}),
     ext.Fetch2: st.fixed_dictionaries({"layer": layers, "page": positions}),
     ext.Err2: st.fixed_dictionaries(
-        {"answers": u64, "code": u32, "n_now": positions, "text": st.text(max_size=60)}
+        {"answers": u64, "code": u32, "n_valid": positions, "text": st.text(max_size=60)}
     ),
 }
 
