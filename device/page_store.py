@@ -21,7 +21,14 @@ from common.attention.partial import PartialAttention, fold_all
 from common.engine.kv_source import QueryRows
 from common.engine.page_graph import PageRef
 from common.engine.page_kernel import GRAPHS_PER_LAYER, PAGES_MAX, PageKernel
-from common.errors import EngineError, HashMismatchError, NonFiniteError, OutOfMemoryError, PositionError
+from common.errors import (
+    EngineError,
+    HashMismatchError,
+    NonFiniteError,
+    OutOfMemoryError,
+    PositionError,
+    UnsupportedOperationError,
+)
 from common.ggml.backend import Backend
 from common.ggml.tensor import F16
 from common.limits import N_CTX_MAX
@@ -114,8 +121,15 @@ class PageStore:
     ) -> Granted:
         """Make room for pages of this form; others are dropped. by_rows: they are filled row by row.
 
-        keep: pages of the same form and session stay. Raises EngineError where the kernels cannot have this form.
+        keep: pages of the same form and session stay. Raises EngineError where the kernels cannot have this form, and
+        then leaves everything as it was when it is the form of many rows.
         """
+        if form.many_rows == "products" and not self._backend.device.is_cpu:
+            raise UnsupportedOperationError(
+                f"many rows as 'products' are NumPy's, on pages in a processor's memory; this worker computes on "
+                f"{self._backend.name} and has 'kernels' only: have a worker on a processor, or write kernels into "
+                f"the host's file checks/many-rows-*"
+            )
         same = keep and session != 0 and (form, session, by_rows) == (self.form, self._session, self._by_rows)
         if not same:
             self.drop()

@@ -7,6 +7,8 @@ nothing that is held.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,8 +26,10 @@ from common.errors import (
     NonFiniteError,
     OutOfMemoryError,
     PositionError,
+    UnsupportedOperationError,
 )
 from common.ggml.backend import Backend, choose_device
+from common.ggml.ffi import DEVICE_GPU
 from common.ggml.tensor import F16, Arena
 from common.state.pages import PageLayout
 from common.state.rows import PagedKeys, PagedValues
@@ -239,6 +243,19 @@ def test_a_session_keeps_its_pages_and_no_other(backend):
     other_form = form_of(pages, n_group=pages.n_group + 1)
     assert store.configure(other_form, 1 << 30, session=6, keep=True).n_keys == 0
     store.drop()
+
+
+def test_products_are_refused_by_name_where_pages_are_not_in_the_processors_memory():
+    """The device calls itself a GPU; nothing else of it is asked before the form is refused."""
+    backend = Backend(choose_device("cpu"))
+    backend.device = replace(backend.device, kind=DEVICE_GPU)
+    pages = Pages(n_pages=2)
+    store = filled(backend, pages)
+    with pytest.raises(UnsupportedOperationError, match=r"'products'.*'kernels' only"):
+        store.configure(form_of(pages, many_rows="products"), 1 << 30)
+    assert store.n_keys == 2 * pages.page_tokens, "what is held stays"
+    store.drop()
+    backend.close()
 
 
 def test_what_is_no_number_is_refused(backend):
