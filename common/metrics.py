@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 
-from common.series import FROZEN_CAUSES, FROZEN_STATES, PREFIX, PROCESSES, SERIES, Series
+from common.series import FROZEN_CAUSES, FROZEN_STATES, PLACES, PREFIX, PROCESSES, SERIES, Series
 
-__all__ = ["FROZEN_CAUSES", "FROZEN_STATES", "PREFIX", "PROCESSES", "SERIES", "Metrics"]
+__all__ = ["FROZEN_CAUSES", "FROZEN_STATES", "PLACES", "PREFIX", "PROCESSES", "SERIES", "Metrics"]
 
 _BY_NAME = {series.name: series for series in SERIES}
 assert len(_BY_NAME) == len(SERIES), "a series is declared once"

@@ -47,6 +47,17 @@ FROZEN_CAUSES = (
     "other",
 )
 
+PLACES = ("host", "journal", "journal_only", "worker")
+JOURNAL_CAUSES = (
+    "journal_full",
+    "disk_full",
+    "io",
+    "order",
+    "form",
+    "unknown_conversation",
+    "other",
+)
+
 SHORT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 STEP_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -223,6 +234,21 @@ SERIES = (
         "Groups of pages that were attended on both sides and compared.",
         {"outcome": ("equal", "breach")},
     ),
+    Series(
+        "pages_recalled_total",
+        "counter",
+        ("mac",),
+        "Pages of one layer copied from the journal back into the host's memory.",
+    ),
+    Series(
+        "journal_lag_pages", "gauge", ("mac",), "Pages of one layer handed to the broker and not kept yet."
+    ),
+    Series(
+        "merge_nonfinite_total",
+        "counter",
+        ("mac",),
+        "Answers of a worker with values that are not finite; none was merged.",
+    ),
     Series("split_layer", "gauge", ("mac",), "First layer that the worker runs; 0 without a worker."),
     # --- bridge: the cable and the worker at its end
     Series(
@@ -247,6 +273,13 @@ SERIES = (
         "gauge",
         ("bridge",),
         "Heat of the worker: 0 nominal, 1 fair, 2 serious, 3 critical.",
+    ),
+    Series(
+        "worker_condition",
+        "gauge",
+        ("bridge",),
+        "1 for how the worker says it is (silent: it says nothing).",
+        {"condition": ("nominal", "throttled", "suspending", "silent")},
     ),
     Series("worker_available_bytes", "gauge", ("bridge",), "Memory that the worker says it has left."),
     # --- bridge: held pages
@@ -300,20 +333,44 @@ SERIES = (
         "gauge",
         ("broker",),
         "Full pages of one layer of open conversations, by where a copy is (journal_only: the host has none any more).",
-        {"where": ("host", "journal", "journal_only", "worker")},
+        {"where": PLACES},
+    ),
+    Series(
+        "held_tokens",
+        "gauge",
+        ("broker",),
+        "Tokens of open conversations in full pages, by where a copy of their keys and values is.",
+        {"where": PLACES},
     ),
     Series(
         "held_released_groups_total", "counter", ("broker",), "Groups of pages whose memory the host freed."
     ),
     Series("journal_bytes", "gauge", ("broker",), "Bytes of the journal on disk."),
     Series(
-        "journal_lag_seconds", "gauge", ("broker",), "How long the page being written waits for the disk."
+        "journal_lag_seconds",
+        "gauge",
+        ("broker",),
+        "How long ago the page being written came in; 0 while none waits for the disk.",
+    ),
+    Series(
+        "journal_failures_total",
+        "counter",
+        ("broker",),
+        "Pages and states that were not kept, and other requests that were not carried out, by cause.",
+        {"cause": JOURNAL_CAUSES},
     ),
     Series("journal_recoveries_total", "counter", ("broker",), "Conversations found again in the journal."),
     Series("journal_dropped_files_total", "counter", ("broker",), "Journal files dropped to make room."),
     Series("journal_damaged_total", "counter", ("broker",), "Damaged pieces of the journal that were found."),
     Series("pages_pushed_total", "counter", ("broker",), "Pages that workers took."),
     Series("pages_repushed_total", "counter", ("broker",), "Pages given again, after a worker was lost."),
+    Series(
+        "pages_quarantines_total",
+        "counter",
+        ("broker",),
+        "Workers put in quarantine: an answer for pages was not what the host computes.",
+    ),
+    Series("pages_quarantined", "gauge", ("broker",), "Workers in quarantine now."),
     Series(
         "page_hash_mismatch_total",
         "counter",

@@ -35,6 +35,7 @@ REPORT_EVERY_S = 2.0
 PUMP_STOP_S = 1.0
 WATCH_AGAIN_S = 0.5
 SUSPENDING = "suspending"
+THERMAL_SERIOUS = 2
 TOLD_MAX = 64
 """Events of the link that wait to be told; each takes a moment, and one of them is what counts."""
 
@@ -193,6 +194,7 @@ class Bridge:
         if report != UNKNOWN:
             self._metrics.set("worker_thermal_state", report.thermal)
             self._metrics.set("worker_available_bytes", report.avail_mb * MIB)
+        self._metrics.set_state("worker_condition", "condition", condition_of(report))
         if report.frozen:
             self._frozen.take(report.frozen)
         self._reported = report
@@ -232,3 +234,12 @@ class Bridge:
             self._mac = None
             if not self._closing:
                 self.pump.detach()
+
+
+def condition_of(report: m.WorkerReported) -> str:
+    """How the worker is by its own words, as outrigger_worker_condition has it."""
+    if report == UNKNOWN:
+        return "silent"
+    if report.state == SUSPENDING:
+        return SUSPENDING
+    return "throttled" if report.thermal >= THERMAL_SERIOUS else "nominal"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -108,13 +107,14 @@ class Broker:
         async for received in self._owner:
             if received.peer != self._mac:
                 await self._new_mac(received.peer)
-            message, began_s = received.message, time.monotonic()
+            message = received.message
             try:
-                await self._heard(message, received.frames, began_s)
+                await self._heard(message, received.frames, received.at_s)
             except OutriggerError as error:
                 cause = getattr(
                     error, "cause", "unknown_conversation" if self._is_unknown(message) else "order"
                 )
+                self._tally.failed(cause)
                 log.warning("not carried out", what=type(message).__name__, cause=cause, error=str(error))
                 if (ticket := getattr(message, "ticket", None)) is not None:
                     await self._to_mac(h.HoldFailed(ticket, error.code, cause, str(error)))
@@ -123,12 +123,12 @@ class Broker:
         number = getattr(message, "conversation", None)
         return number is not None and number not in self.ledger.open
 
-    async def _heard(self, message: Any, frames: tuple[memoryview, ...], began_s: float) -> None:
+    async def _heard(self, message: Any, frames: tuple[memoryview, ...], came_s: float) -> None:
         match message:
             case h.OpenConversation():
                 await self._open(message, np.frombuffer(frames[0], np.int32))
             case h.KeepPage():
-                await self._keep_page(message, frames, began_s)
+                await self._keep_page(message, frames, came_s)
             case h.KeepState():
                 held = self.ledger.of(message.conversation)
                 ids = np.frombuffer(frames[1], np.int32)
@@ -160,16 +160,15 @@ class Broker:
         await self._share(held)
         await self._tell_room(form)
 
-    async def _keep_page(self, message: h.KeepPage, frames: tuple[memoryview, ...], began_s: float) -> None:
+    async def _keep_page(self, message: h.KeepPage, frames: tuple[memoryview, ...], came_s: float) -> None:
         held = self.ledger.of(message.conversation)
         ids = np.frombuffer(frames[2], np.int32)
-        self._tally.lag(began_s)
-        place = await self._off_loop(
-            self.keeping.keep_page, held, message.layer, message.page, ids, frames[:2]
-        )
+        with self._tally.writing(came_s):
+            place = await self._off_loop(
+                self.keeping.keep_page, held, message.layer, message.page, ids, frames[:2]
+            )
         self.ledger.kept(message.conversation, place)
         self._used_files = self.ledger.files_in_use()
-        self._tally.lag(None)
         await self._to_mac(h.PageKept(message.ticket, message.conversation, place))
         if held.pages_kept > message.page:  # it was the last layer's
             await self._plan(held)
@@ -219,6 +218,8 @@ class Broker:
                 log.warning(
                     "worker erred", worker=message.worker, cause=message.cause, quarantine=message.quarantine
                 )
+                if message.quarantine and not pushing.quarantined:
+                    self._tally.quarantined()
                 pushing.erred(message)
                 if not message.quarantine:  # the host asks it no more until it is told anew
                     asyncio.get_running_loop().call_later(REST_S, self._placed_again.add, message.worker)

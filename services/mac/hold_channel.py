@@ -85,6 +85,11 @@ class HoldChannel:
         return sum(n_bytes for _, _, n_bytes in self._in_flight.values())
 
     @property
+    def n_in_flight(self) -> int:
+        """Pages of one layer handed over and not answered."""
+        return len(self._in_flight)
+
+    @property
     def is_open(self) -> bool:
         """The broker knows what we speak of."""
         return self.conversation != 0

@@ -61,7 +61,7 @@ class Holding:
         self.form, self.limit = form, limit
         self.memory = PageMemory(sequence.state)
         self.channel = HoldChannel(asker, form, self._placed, clock)
-        self._sequence, self._clock = sequence, clock
+        self._sequence, self._counts, self._clock = sequence, counts, clock
         self._whole = sequence.span(0, sequence.spec.layers.stop)
         self._files = sequence.pages_elsewhere(lambda layer, page: self.channel.places[layer, page])
         self._workers = HeldWorkers(workers, self._files.attend, counts, self._erred, shadow_every, clock)
@@ -130,6 +130,7 @@ class Holding:
             self._files.close()
             self._workers.limit(0)
             self.channel.close()
+            self._counts.pages_waiting(0)
             return
         if point < self.n_tokens:
             self._recall(point)
@@ -137,16 +138,20 @@ class Holding:
             self._files.forget(page)
             self._workers.limit(point // self.form.group_tokens)
             self.channel.cut(point)
+            self._counts.pages_waiting(self.channel.n_in_flight)
 
     def _recall(self, point: int) -> None:
         """Have in memory what a sequence of `point` tokens has there: all of it below the limit."""
         first = 0 if point < self.limit else point // self.form.group_tokens * self.form.group_pages
         if first >= self.memory.released:
             return
+        end = -(-point // self.form.page_tokens)
+        n_pages = max(0, min(end, self.memory.released) - first)
         try:
-            self.memory.recall(first, self._files.image, end=-(-point // self.form.page_tokens))
+            self.memory.recall(first, self._files.image, end=end)
         except (OutriggerError, OSError, KeyError) as error:
             raise PagesLostError(f"pages before {point} are lost: {error}") from error
+        self._counts.pages_recalled(n_pages * len(self.form.layers))
 
     # --- at the border of a ubatch
 
@@ -162,6 +167,7 @@ class Holding:
             self._keep_state(n_tokens, n_canonical)
             self._obey(n_tokens)
             self._tell(n_tokens)
+        self._counts.pages_waiting(channel.n_in_flight)
 
     def wait(self, timeout_s: float, n_canonical: int) -> None:
         """As step(), after waiting for the broker's next word."""
@@ -286,6 +292,8 @@ class Holding:
             self._whole.import_rows(states, n)
         except (OutriggerError, OSError, KeyError) as error:
             raise PagesLostError(f"the journal's pages cannot be used: {error}") from error
+        n_pages = n // self.form.page_tokens - self.memory.released
+        self._counts.pages_recalled(n_pages * len(self.form.layers))
         self.channel.cut(n)
         self._state_at = n
         log.info("conversation resumed from the journal", tokens=n, groups_released=n_groups)

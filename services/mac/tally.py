@@ -54,6 +54,7 @@ class Tally:
     def fell_back(self, cause: str) -> None:
         """A worker failed; its part of a read is redone on the host."""
         self.metrics.add("worker_fallback_total", cause=cause)
+        self._count_nonfinite(cause)
 
     def groups_attended(self, where: str, n: int) -> None:
         """So many groups of old pages were attended by a worker, or from the journal's files."""
@@ -62,6 +63,19 @@ class Tally:
     def pages_fell_back(self, cause: str) -> None:
         """A worker failed to answer for pages; the journal's were attended here."""
         self.metrics.add("pages_fallback_total", cause=cause)
+        self._count_nonfinite(cause)
+
+    def _count_nonfinite(self, cause: str) -> None:
+        if cause == "nonfinite":
+            self.metrics.add("merge_nonfinite_total")
+
+    def pages_recalled(self, n: int) -> None:
+        """So many pages of one layer came back from the journal into memory."""
+        self.metrics.add("pages_recalled_total", n)
+
+    def pages_waiting(self, n: int) -> None:
+        """So many pages of one layer are with the broker and not kept yet."""
+        self.metrics.set("journal_lag_pages", n)
 
     def shadow_checked(self, outcome: str) -> None:
         """A group was attended on both sides and compared."""

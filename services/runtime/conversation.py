@@ -56,6 +56,8 @@ class Received:
     """Address for a reply (Owner.send(..., to=peer)); empty at the asker."""
     epoch: int
     seq: int
+    at_s: float = field(default_factory=time.monotonic, compare=False)
+    """When it was taken from the socket, by the monotonic clock."""
 
 
 @dataclass(slots=True)

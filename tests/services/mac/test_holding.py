@@ -71,8 +71,12 @@ class House:
         sequence.holding = holding
         return sequence, holding
 
+    def value(self, name: str) -> float | None:
+        return self.tally.metrics.registry.get_sample_value(f"outrigger_{name}")
+
     def close(self) -> None:
         self.sequence.forget()
+        assert self.value("journal_lag_pages") == 0
         self.holding.close()
         for worker in self.workers:
             worker.end()
@@ -181,10 +185,12 @@ def test_going_back_recalls_what_is_needed(engine: Engine, kept: np.ndarray, tmp
     house = House(engine, tmp_path, PeerWorker())
     assert np.array_equal(answer(house.sequence), kept)
     assert np.array_equal(answer(house.sequence), kept)
+    assert house.value("pages_recalled_total") == 0
     for parts_at in (1100, 300):
         other = TOKENS.copy()
         other[parts_at:] = other[parts_at:][::-1]
         theirs = answer(house.sequence, prompt=other)
+        assert (house.value("pages_recalled_total") > 0) == (parts_at < LIMIT)
         house.close()
         assert np.array_equal(theirs, answer(HeldSequence(engine), prompt=other))
         house = House(engine, tmp_path, PeerWorker())

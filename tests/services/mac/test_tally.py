@@ -42,9 +42,12 @@ def test_bypasses_and_fallbacks_count_by_reason():
     tally.read_done(ReadReport(tokens_host=10, bypass_reason="small"))
     tally.fell_back("deadline")
     tally.fell_back("a cause nobody declared")
+    tally.fell_back("nonfinite")
+    tally.pages_fell_back("nonfinite")
     assert value(tally, "worker_bypass_total", reason="small") == 1
     assert value(tally, "worker_fallback_total", cause="deadline") == 1
     assert value(tally, "worker_fallback_total", cause="other") == 1
+    assert value(tally, "merge_nonfinite_total") == 2
 
 
 def test_tokens_and_states():
