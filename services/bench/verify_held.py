@@ -2,8 +2,9 @@
 
 One process: the host's own parts (reads, staggered ubatches, decode, holding) beside a broker and workers that journal
 to a file and attend on kernels of their own. Lengths at the borders of pages and groups, none, one and two workers,
-every fault at every moment, going back, a new process; token by token, all logits. Then closeness to stock on natural
-text. Called by services.cli.verify.
+every fault at every moment, going back, a new process; token by token, all logits. Then the whole system, with real
+processes killed and frozen (verify_held_processes.py), and closeness to stock on natural text. Called by
+services.cli.verify.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from common.model.synthetic import ensure_preset
 from services.bench.held_peers import FAULTS, Fault, PeerBroker, PeerWorker
 from services.bench.report import Report
 from services.bench.texts import natural_tokens
+from services.bench.verify_held_processes import ProcessCounts, verify_processes
 from services.mac.hold_setup import page_form
 from services.mac.holding import Holding
 from services.mac.plan import plan_read
@@ -61,7 +63,22 @@ class HeldTotals:
     fallbacks: int = 0
     shadow_checks: int = 0
     closeness: Closeness = field(default_factory=Closeness)
+    processes: list[ProcessCounts] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_compared(self) -> int:
+        """By the whole system."""
+        return sum(each.compared for each in self.processes)
+
+    @property
+    def tokens_equal(self) -> int:
+        return sum(each.equal for each in self.processes)
+
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong in the whole system; sentences."""
+        return [text for each in self.processes for text in each.problems]
 
     def compare(self, what: str, kept: np.ndarray, held: np.ndarray) -> int:
         """Counts the rows f32 [n, n_vocab] that are the same; returns how many."""
@@ -76,9 +93,10 @@ class HeldTotals:
 
     @property
     def passed(self) -> bool:
-        """Everything was equal, and close to stock as stock is to itself."""
+        """Everything was equal, nobody told of a problem, and close to stock as stock is to itself."""
         close = self.closeness
-        return self.compared == self.equal and close.top1_vs_stock >= close.stock_flash_vs_nonflash
+        equal = self.compared == self.equal and self.tokens_compared == self.tokens_equal
+        return equal and not self.problems and close.top1_vs_stock >= close.stock_flash_vs_nonflash
 
 
 class _Counts(Tally):
@@ -130,8 +148,12 @@ def verify_held(report: Report) -> HeldTotals:
             counted = totals.compared - before[0], totals.equal - before[1]
             rows.append((label, check.__name__[1:].replace("_", " "), *counted))
             report.row(model=label, check=check.__name__[1:], compared=counted[0], equal=counted[1])
+        if not report.quick or label != "smollm2":
+            totals.processes.append(verify_processes(label, path, report))
     _stock(report, totals)
     report.table("held pages against pages kept", ("model", "what", "rows of logits", "equal"), rows)
+    for each in totals.processes:
+        report.table("the whole system, struck", ("what", "tokens", "equal"), each.rows)
     return totals
 
 

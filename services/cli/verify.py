@@ -161,8 +161,15 @@ def _held(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     report.figure("top1_vs_stock", round(close.top1_vs_stock, 4), tokens=close.compared)
     report.figure("stock_flash_vs_nonflash", round(close.stock_flash_vs_nonflash, 4))
     report.figure("gap_max", round(max((d.gap for d in close.differences), default=0.0), 3))
+    report.figure("tokens_compared", totals.tokens_compared, tokens_compared=totals.tokens_compared)
+    report.figure("tokens_equal", totals.tokens_equal)
+    report.figure("strikes", sum(each.strikes for each in totals.processes))
+    report.figure("remote_groups", sum(each.remote_groups for each in totals.processes))
+    report.figure("journal_groups", sum(each.journal_groups for each in totals.processes))
     for difference in totals.differences:
         click.echo(f"DIFFERENT {difference}", err=True)
+    for problem in totals.problems:
+        click.echo(f"PROBLEM {problem}", err=True)
     report.finish()
     return bool(totals.passed)
 
