@@ -29,6 +29,8 @@ GROUP_PAGES = 4
 """Pages whose partial results are folded before the groups are: the unit that may be computed elsewhere."""
 KV_HOST_TOKENS = 65_536
 """Tokens whose keys and values stay in the host's memory, where the settings say nothing."""
+PAGE_WORKERS_MAX = 7
+"""Workers that hold pages beside the one of the link; each has a bridge."""
 PAGE_PAD_TOKENS = 64
 """Pages are multiples of this many keys, and attention over the newest one reads a multiple of it."""
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import inspect
 
 from common.config.keys import AUTO, KEYS, LEAF_TYPES, PREFIX, Key, allowed_text, bare
+from common.config.page_workers import worker_numbers
 from common.config.tree import EMBEDDED_MODEL, Settings
 from common.errors import SettingError
 
@@ -210,6 +211,7 @@ def _build(given: Given) -> Settings:
         leaves.setdefault(leaf, {})[field] = value
     settings = Settings(**{leaf: LEAF_TYPES[leaf](**fields) for leaf, fields in leaves.items()})
     _check_ports(settings)
+    worker_numbers(settings)
     return settings
 
 

@@ -92,7 +92,6 @@ class HostSettings(Leaf, frozen=True):
             "on: keys and values beyond the host's limit go to the journal and the worker; off: all stay in memory"
         ),
     ] = "on"
-    hold_workers: Annotated[int, _says("workers that may hold pages, each with a bridge", ge=1, le=16)] = 1
     shadow_every: Annotated[
         int,
         _says(
@@ -240,6 +239,13 @@ class BridgeSettings(Leaf, frozen=True):
     ] = ""
     worker_port: Annotated[int, _says("the worker's residual port", ge=0, le=65_535)] = 50_060
     worker_control_port: Annotated[int, _says("the worker's control port", ge=0, le=65_535)] = 50_061
+    page_workers: Annotated[
+        str,
+        _says(
+            "further workers that hold pages, each with a bridge: HOST or HOST:CONTROL_PORT, several with commas "
+            "between; or a number: so many are started on this machine"
+        ),
+    ] = ""
     answer_s_first: Annotated[
         float, _says("seconds the worker has for its first chunk, before its pace is known", gt=0, le=3600)
     ] = 60.0

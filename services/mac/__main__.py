@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from common.config.page_workers import worker_numbers
 from common.wire.routes import GENERATE
 from services.mac.host import Host, load_engine
 from services.runtime.service import Life, run_service
@@ -21,6 +22,7 @@ async def body(life: Life) -> None:
         life.run_dir,
         life.metrics,
         window=settings.bridge.chunk_window,
+        page_workers=worker_numbers(settings),
         on_bus_event=life.on_bus_event,
         crash_slot=slot,
     )

@@ -6,6 +6,7 @@ the model alone, so that bits do not depend on who holds what. Called by service
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.config import HostSettings
@@ -74,18 +75,20 @@ def decoding_of(spec: ModelSpec, settings: HostSettings) -> Decoding:
 
 
 def make_holding(
-    engine: Engine, settings: HostSettings, run_dir: Path, tally: Tally, on_bus_event: EventSink | None
+    engine: Engine,
+    settings: HostSettings,
+    run_dir: Path,
+    tally: Tally,
+    on_bus_event: EventSink | None,
+    numbers: Sequence[int],
 ) -> Holding | None:
-    """Where the engine's old pages go; None where all stay in memory."""
+    """Where the engine's old pages go; None where all stay in memory. numbers: of the workers that may hold some."""
     limit = engine.decoding.many_rows_from
     if settings.hold == "off" or limit is None or limit >= engine.n_ctx:
         return None
     model = fingerprint(engine.spec.fingerprint_text(0, KV_TYPE)).hex()
     form = page_form(engine.spec, settings, engine.decoding.many_rows, model)
-    workers = [
-        HeldWorker(number, asker(ATTENTION, run_dir, on_bus_event, number))
-        for number in range(settings.hold_workers)
-    ]
+    workers = [HeldWorker(number, asker(ATTENTION, run_dir, on_bus_event, number)) for number in numbers]
     hold = asker(HOLD, run_dir, on_bus_event)
     return Holding(engine.own, form, limit, hold, workers, tally, shadow_every=settings.shadow_every)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,10 +113,12 @@ class Host:
         metrics: Metrics,
         *,
         window: int = CHUNK_WINDOW,
+        page_workers: Sequence[int] = (0,),
         on_bus_event: EventSink | None = None,
         crash_slot: Slot | None = None,
     ) -> None:
-        """window: most chunks in flight. on_bus_event is told what the channels notice. Raises SettingError.
+        """window: most chunks in flight. page_workers: numbers of those that may hold pages. Raises SettingError.
+        on_bus_event is told what the channels notice.
 
         crash_slot: where the compute thread says what it is about to compute.
         """
@@ -145,7 +147,7 @@ class Host:
         self._window = window
         on_read = ReadLog(run_dir, engine.spec.name, engine.spec.n_layer_full).add
         reads = self._reads(settings, on_read)
-        self._holding = make_holding(engine, settings, run_dir, self._tally, on_bus_event)
+        self._holding = make_holding(engine, settings, run_dir, self._tally, on_bus_event, page_workers)
         self._compute = Compute(
             engine,
             self._queue,
