@@ -51,10 +51,11 @@ class System:
         return int(self.url.rpartition(":")[2].split("/")[0])
 
     def pid_of(self, process: str) -> int:
-        """Process id of the part that was started as `python -m services.<process>` in this run."""
+        """Process id of a part of this run, by the name it has in `outrigger status`."""
+        module = "device.worker" if process == "worker" else f"services.{process}"
         for line in _process_table():
             pid, _, command = line.strip().partition(" ")
-            if command.endswith(f"-m services.{process}") and _runs_in(int(pid), self.run_dir):
+            if command.endswith(f"-m {module}") and _runs_in(int(pid), self.run_dir):
                 return int(pid)
         raise LookupError(process)
 
@@ -65,6 +66,7 @@ def running_system(*flags: str, **environ: str) -> Iterator[System]:
     run_dir = Path(tempfile.mkdtemp(prefix="outrigger-test-"))
     settings = dict.fromkeys(FREE_PORTS, "0") | {
         "OUTRIGGER_RUN_DIR": str(run_dir),
+        "OUTRIGGER_JOURNAL_DIR": str(run_dir / "journal"),
         "OUTRIGGER_CONFIG": "",
         "OUTRIGGER_SPLIT_GUARD": "off",  # on a busy machine a worker may well look too slow
         **environ,
