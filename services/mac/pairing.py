@@ -234,6 +234,8 @@ class Pairing:
         if remote.n_in_flight:
             remote.wait(WORKER_WAIT_S)
             return True
+        if sequence.holding is not None and sequence.holding.group_released:
+            return False  # old rows are not in memory; a read that needs the mirror goes back below the limit first
         tail, end = sequence.parts[TAIL], sequence.n_canonical
         if remote.rows.has_recurrent and tail.n_valid != end:
             return False  # its states stand elsewhere; the next read brings rows and states together
