@@ -6,6 +6,7 @@ is one copy. Used by page_store.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,11 +16,15 @@ import numpy as np
 from common.engine.page_graph import PageRef, PageShape
 from common.engine.page_kernel import Form
 from common.ggml.backend import Backend
+from common.ggml.memory import prefer_large_pages
 from common.ggml.tensor import F16, Arena, Tensor
+from common.limits import MIB
 from common.state.pages import PageLayout
 from common.state.rows import PagedKeys, PagedValues
 
 F16_BYTES = 2
+LARGE_BYTES_MIN = 4 * MIB
+"""Tensors from here on lie in large memory pages, where the system has them: faster to touch for the first time."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,9 @@ class HeldGroup:
         except BaseException:
             self._arena.close()
             raise
+        for tensor in itertools.chain(*self._tensors.values()):
+            if tensor.n_bytes >= LARGE_BYTES_MIN:
+                prefer_large_pages(tensor)
         self.refs = {layer: self._refs(*self._tensors[layer]) for layer in form.layers}
         """The pages of each layer."""
 

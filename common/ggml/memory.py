@@ -1,7 +1,8 @@
-"""Gives memory of a tensor back to the system without moving it: addresses stay valid, what was there is gone.
+"""What the system is told of a tensor's memory, without moving it: take this back, or use large memory pages here.
 
-For tensors whose old parts are kept elsewhere. Works on whole memory pages of the system and on private memory of this
-process only. Knows nothing of what the bytes mean; used by common/state/page_memory.py.
+`give_back` is for tensors whose old parts are kept elsewhere: addresses stay valid, what was there is gone. Works on
+whole memory pages of the system and on private memory of this process only. Knows nothing of what the bytes mean; used
+by common/state/page_memory.py and device/held_group.py.
 """
 
 from __future__ import annotations
@@ -45,3 +46,16 @@ def give_back(tensor: Tensor, offset_bytes: int, n_bytes: int) -> int:
     if _libc.madvise(first, end - first, ADVICE):
         raise EngineError(f"the system did not take memory back: {os.strerror(C.get_errno())}")
     return end - first
+
+
+def prefer_large_pages(tensor: Tensor) -> bool:
+    """Asks for memory pages of 2 MiB or so under a tensor, before it is written; whether the system takes the wish.
+
+    Touching new memory of ordinary pages costs more than copying into it. Memory of another device is left alone.
+    """
+    struct, page = tensor.struct, mmap.PAGESIZE
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not lib.ggml_backend_buffer_is_host(struct.buffer):
+        return False
+    first = struct.data // page * page
+    end = -(-(struct.data + tensor.n_bytes) // page) * page
+    return _libc.madvise(first, end - first, mmap.MADV_HUGEPAGE) == 0

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from common.errors import (
     LinkDownError,
@@ -31,6 +33,7 @@ from common.wire.link import Arrived
 from services.bridge import page_translate as translate
 from services.bridge.cable import Cable
 from services.bridge.page_pieces import Pieces
+from services.bridge.page_reader import PageReader
 from services.bridge.translate import CAUSES, cause_of
 from services.runtime.bus import BlockingOwner
 from services.runtime.conversation import Received
@@ -40,15 +43,17 @@ log = get_log()
 QUERIES_OUT_MAX, PIECES_OUT_MAX = 4, 2
 QUERIES_WAITING_MAX = BUS_HWM_DATA_MESSAGES
 JOBS_WAITING_MAX = 1024
+PUSHES_OPEN_MAX = 2
+"""The page that leaves, and the next one: it is read meanwhile."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Push:
-    """A page that leaves in pieces; `over` once the broker was answered."""
+    """A page that leaves in pieces, the first of them at `began_s`; `over` once the broker was answered."""
 
     received: Received
     pieces: Pieces
-    began_s: float
+    began_s: float = 0.0
     over: bool = False
 
 
@@ -58,19 +63,32 @@ class Piece:
 
     push: Push
     last: bool
+    buffer: np.ndarray
+    """What it lies in: the cable's until the answer."""
 
 
 class PageErrands:
-    """`epoch` is the last grant's: 0 while no pages count. `connection` is the link's own number."""
+    """`epoch` is the last grant's: 0 while no pages count. `connection` is the link's own number.
 
-    def __init__(self, attention: BlockingOwner, pages: BlockingOwner, metrics: Metrics) -> None:
+    came: called by another thread when a page that is waited for was read.
+    """
+
+    def __init__(
+        self,
+        attention: BlockingOwner,
+        pages: BlockingOwner,
+        metrics: Metrics,
+        came: Callable[[], None],
+    ) -> None:
         self.epoch = self.connection = 0
         self.broker: bytes | None = None
         self._attention, self._pages, self._metrics = attention, pages, metrics
         self._form: h.PageForm | None = None
         self._queries: deque[Received] = deque()
         self._jobs: deque[Received] = deque()
-        self._push: Push | None = None
+        self._reader, self._came = PageReader(), came
+        self._pushes: deque[Push] = deque()
+        """The page that leaves, and those that are read meanwhile."""
         self._n_queries_out = self._n_pieces_out = 0
         self._count_kernels = metrics.adder("held_keys_total", by="kernels")
         self._count_programs = metrics.adder("held_keys_total", by="programs")
@@ -109,18 +127,16 @@ class PageErrands:
     def send(self, cable: Cable) -> None:
         """Put on the cable what there is room for, queries first. Raises LinkError."""
         barrier = bool(self._jobs) and not isinstance(self._jobs[0].message, h.PushPage)
-        if not (barrier and self._push is None):
+        if not (barrier and not self._pushes):
             while self._queries and self._n_queries_out < QUERIES_OUT_MAX and cable.link.room(ext.Attn2):
                 self._send_query(cable, self._queries.popleft())
-        while self._push is not None or self._jobs:
-            if self._push is not None:
+        while self._pushes or self._jobs:
+            self._open_pushes()
+            if self._pushes:
                 full = self._n_pieces_out >= PIECES_OUT_MAX or not cable.link.room(ext.Append2)
-                if full or self._queries:
+                if full or self._queries or not self._send_piece(cable, self._pushes[0]):
                     return
-                self._send_piece(cable, self._push)
-            elif isinstance(self._jobs[0].message, h.PushPage):
-                self._open_push(self._jobs.popleft())
-            elif cable.link.idle:
+            elif self._jobs and cable.link.idle:
                 self._send_whole(cable, self._jobs.popleft())
             else:
                 return
@@ -136,26 +152,43 @@ class PageErrands:
         else:
             self._n_queries_out += 1
 
-    def _open_push(self, received: Received) -> None:
-        message: h.PushPage = received.message
-        try:
+    def _open_pushes(self) -> None:
+        """Have the next pages read, up to what changes the pages as a whole."""
+        while (
+            self._jobs
+            and len(self._pushes) < PUSHES_OPEN_MAX
+            and isinstance(self._jobs[0].message, h.PushPage)
+        ):
+            received = self._jobs.popleft()
             if self._form is None:
-                raise WorkerRefusedError("no pages are held: HoldPages comes first", cause="order")
-            self._push = Push(received, Pieces(message.place, self._form), time.monotonic())
-        except OutriggerError as error:
-            self._refuse_job(received, error)
+                why = "no pages are held: HoldPages comes first"
+                self._refuse_job(received, WorkerRefusedError(why, cause="order"))
+            else:
+                pieces = Pieces(received.message.place, self._form, self._reader, self._came)
+                self._pushes.append(Push(received, pieces))
 
-    def _send_piece(self, cable: Cable, push: Push) -> None:
+    def _send_piece(self, cable: Cable, push: Push) -> bool:
+        """Whether there was something to do: False as long as the next piece is being read."""
         try:
-            frame = push.pieces.next()
-            cable.send(frame, time.monotonic(), tag=Piece(push, push.pieces.done))
+            found = push.pieces.next()
         except OutriggerError as error:
             self._fail_push(push, error)
-            return
+            return True
+        if found is None:
+            return False
+        (frame, buffer), now = found, time.monotonic()
+        push.began_s = push.began_s or now
+        try:
+            cable.send(frame, now, tag=Piece(push, push.pieces.done, buffer))
+        except OutriggerError as error:
+            self._reader.give_back(buffer)
+            self._fail_push(push, error)
+            return True
         self._n_pieces_out += 1
         if push.pieces.done:
             push.pieces.close()
-            self._push = None
+            self._pushes.popleft()
+        return True
 
     def _send_whole(self, cable: Cable, received: Received) -> None:
         message = received.message
@@ -177,6 +210,7 @@ class PageErrands:
         tag, frame = event.request.tag, event.frame
         if isinstance(tag, Piece):
             self._n_pieces_out -= 1
+            self._reader.give_back(tag.buffer)
             self._took_piece(tag, frame, now)
         elif isinstance(tag, Received) and isinstance(tag.message, h.Attend):
             self._n_queries_out -= 1
@@ -244,11 +278,12 @@ class PageErrands:
         self.epoch, self._form = 0, None
         for tag in on_cable:
             if isinstance(tag, Piece):
+                self._reader.give_back(tag.buffer)
                 self._fail_push(tag.push, error)
             elif isinstance(tag, Received):
                 self._refuse(tag, error)
-        if self._push is not None:
-            self._fail_push(self._push, error)
+        while self._pushes:
+            self._fail_push(self._pushes[0], error)
         waiting = [*self._queries, *self._jobs]
         self._queries.clear()
         self._jobs.clear()
@@ -256,14 +291,18 @@ class PageErrands:
         for received in waiting:
             self._refuse(received, error)
 
+    def close(self) -> None:
+        """Nothing more is read. `fail_all` comes first."""
+        self._reader.stop()
+
     def tell(self, message: h.PagesUp | h.PagesDown) -> None:
         """Tell the broker how the link stands, if there is one."""
         self._tell_broker(message)
 
     def _fail_push(self, push: Push, error: OutriggerError) -> None:
         push.pieces.close()
-        if push is self._push:
-            self._push = None
+        if push in self._pushes:
+            self._pushes.remove(push)
         if not push.over:
             push.over = True
             self._refuse_job(push.received, error)

@@ -69,7 +69,7 @@ class PagePump(CommandedThread):
         super().__init__("page pump", ended)
         self._attention, self._pages, self._metrics = attention, pages, metrics
         self._boot_id, self._make_clock = boot_id, make_clock
-        self._errands = PageErrands(attention, pages, metrics)
+        self._errands = PageErrands(attention, pages, metrics, came=self._came)
         self._place: PagesPlace | None = None
         self._cable: Cable | None = None
         self._up, self._device = False, ""
@@ -95,11 +95,15 @@ class PagePump(CommandedThread):
         error = LinkDownError("the worker's system suspends it", cause="suspended")
         self._command(lambda: self._lose(error) if self._cable is not None else None)
 
+    def _came(self) -> None:
+        self._command(self._send_waiting)
+
     # --- the loop
 
     def _close_sockets(self) -> None:
         self._attention.close()
         self._pages.close()
+        self._errands.close()
 
     def _step(self) -> None:
         now = time.monotonic()
