@@ -7,13 +7,14 @@ are compared one by one with those of a host that never had a worker. Called by 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.model.spec import ModelSpec
 from common.model.split import plan_split
 from common.wire import messages as m
 from services.bench.client import Answer
+from services.bench.compared import Compared
 from services.bench.models import models
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig, Seat
@@ -28,23 +29,11 @@ REST_S = 1.0
 
 
 @dataclass
-class Totals:
+class Totals(Compared):
     """What was compared. `worker_tokens` counts prompt tokens whose tail layers a worker ran."""
 
-    compared: int = 0
-    equal: int = 0
     worker_tokens: int = 0
     worker_kills: int = 0
-    differences: list[str] = field(default_factory=list)
-
-    def compare(self, what: str, right: tuple[int, ...], found: tuple[int, ...]) -> int:
-        """Count token ids that agree, and those that do not or are missing on one side. Returns how many agree."""
-        n_equal = sum(a == b for a, b in zip(right, found, strict=False))
-        self.compared += max(len(right), len(found))
-        self.equal += n_equal
-        if right != found:
-            self.differences.append(f"{what}: {n_equal} of {max(len(right), len(found))} tokens equal")
-        return n_equal
 
     @property
     def passed(self) -> bool:

@@ -103,7 +103,7 @@ class FrozenTotals:
 
     def problems(self) -> list[str]:
         """What is not as it must be, a line each."""
-        found = [f"DIFFERENT {text}" for text in self.differences]
+        found = [f"different: {text}" for text in self.differences]
         for what, value, bound in (
             ("attention over frozen keys", self.frozen.attention_max, self.attention_bound),
             ("a residual behind a layer", self.frozen.layer_max, LAYER_BOUND),

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ import numpy as np
 from common.errors import OutriggerError, ServiceError
 from common.ggml.vocabulary import Vocabulary
 from services.bench.client import HostClient
+from services.bench.compared import Compared
 from services.bench.faults.system import RunningSystem
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig
@@ -74,25 +76,19 @@ STRIKES = (
 
 
 @dataclass
-class ProcessCounts:
-    """What was compared. `problems` are sentences."""
+class ProcessCounts(Compared):
+    """What was compared, row by row."""
 
-    compared: int = 0
-    equal: int = 0
     strikes: int = 0
     remote_groups: int = 0
     journal_groups: int = 0
     rows: list[tuple[object, ...]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
-    def compare(self, what: str, right: tuple[int, ...], found: tuple[int, ...]) -> None:
-        """Counts token ids that agree; every other one is a problem."""
-        n_total, n_equal = max(len(right), len(found)), sum(map(int.__eq__, right, found))
-        self.compared += n_total
-        self.equal += n_equal
-        self.rows.append((what, n_total, n_equal))
-        if n_equal != n_total:
-            self.problems.append(f"{what}: {n_equal} of {n_total} tokens equal")
+    def compare(self, what: str, right: Sequence[object], found: Sequence[object]) -> int:
+        """As Compared; a row of the table, too."""
+        n_equal = super().compare(what, right, found)
+        self.rows.append((what, max(len(right), len(found)), n_equal))
+        return n_equal
 
 
 def verify_processes(label: str, path: Path, report: Report) -> ProcessCounts:

@@ -8,7 +8,7 @@ with how much was new. Called by services.cli.verify.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from common.model.spec import ModelSpec
 from common.model.split import plan_split
 from services.bench.chats import Ids, Roles, Step, scripts
 from services.bench.client import Answer
+from services.bench.compared import Compared
 from services.bench.models import models
 from services.bench.report import Report
 from services.bench.rig import Rig, Seat
@@ -38,26 +39,17 @@ COLD: dict[str, Any] = {"short_ctx": 0, "canonical": "off"}
 
 
 @dataclass
-class TurnTotals:
+class TurnTotals(Compared):
     """What was compared: tokens with their log-probabilities, of answers that reused something or could have."""
 
-    compared: int = 0
-    equal: int = 0
     reread_tokens_max: int = 0
     """Most tokens read by a request beyond those that were new to the host."""
     tokens_cache: int = 0
     tokens_worker: int = 0
-    differences: list[str] = field(default_factory=list)
 
-    def compare(self, what: str, cold: Answer, warm: Answer) -> None:
-        """Count the tokens of `cold` that `warm` has, too, with the same log-probability."""
-        right, found = (list(zip(a.token_ids, a.logprobs, strict=True)) for a in (cold, warm))
-        n = max(len(right), len(found))
-        n_equal = sum(a == b for a, b in zip(right, found, strict=False))
-        self.compared += n
-        self.equal += n_equal
-        if right != found:
-            self.differences.append(f"{what}: {n_equal} of {n} tokens equal")
+    def compare_answers(self, what: str, cold: Answer, warm: Answer) -> None:
+        """Counts the tokens of `cold` that `warm` has, too, with the same log-probability."""
+        self.compare(what, *(list(zip(a.token_ids, a.logprobs, strict=True)) for a in (cold, warm)))
 
     def reread(self, what: str, prompt: Ids, held: Ids, answer: Answer) -> int:
         """How many tokens beyond the new ones were read, when `held` had been read (or run again) before.
@@ -71,17 +63,15 @@ class TurnTotals:
         self.tokens_cache += report.tokens_cache
         self.tokens_worker += report.tokens_worker
         if n_reread > UBATCH_TOKENS:
-            self.differences.append(
-                f"{what}: {n_reread} tokens were read again; at most {UBATCH_TOKENS} may be"
-            )
+            self.problems.append(f"{what}: {n_reread} tokens were read again; at most {UBATCH_TOKENS} may be")
         if report.tokens_cache + report.tokens_host + report.tokens_worker != len(prompt):
-            self.differences.append(f"{what}: the report's tokens do not add up to {len(prompt)}")
+            self.problems.append(f"{what}: the report's tokens do not add up to {len(prompt)}")
         return n_reread
 
     @property
     def passed(self) -> bool:
         took_part = self.compared > 0 and self.tokens_cache > 0 and self.tokens_worker > 0
-        return took_part and self.equal == self.compared and not self.differences
+        return took_part and self.equal == self.compared and not self.problems
 
 
 class Warm:
@@ -95,7 +85,7 @@ class Warm:
         """The same request here: compare it, wait for idle time if the step says so. Returns what to report."""
         answer = ask(self.seat, step, end_id)
         name = f"{what}, {self.seat.name}"
-        totals.compare(name, cold, answer)
+        totals.compare_answers(name, cold, answer)
         n_reread = totals.reread(name, step.prompt, self.held, answer)
         self.held = step.prompt
         if step.waits:

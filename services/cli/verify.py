@@ -8,7 +8,7 @@ memory with all kept there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -56,75 +56,56 @@ from services.bench.report import Report, report_options
 @report_options
 def command(part: str, accumulator: str, as_json: bool, quick: bool, results_folder: Path | None) -> None:
     """Compare answers that must be equal. Starts its own processes on free ports; nothing running is touched."""
-    parts: dict[str, Callable[..., bool]] = {
-        "split": _split,
-        "turns": _turns,
-        "parity": _parity,
-        "faults": _faults,
-        "fuzz": _fuzz,
-        "held": _held,
-        "frozen": partial(_frozen, accumulator),
-    }
-    if not parts[part](as_json=as_json, quick=quick, results_folder=results_folder):
+    run = partial(_frozen, accumulator) if part == "frozen" else PARTS[part]
+    if not run(partial(Report, as_json=as_json, quick=quick, results_folder=results_folder), quick):
         raise SystemExit(1)
 
 
-def _split(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+MakeReport = Callable[[str, str], Report]
+"""(bench, model) -> its report"""
+
+
+def _split(report_of: MakeReport, quick: bool) -> bool:
     verify = import_module("services.bench.verify")
-    labels = "+".join(label for label, _path in verify.models(quick))
-    report = Report("verify", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    report = report_of("verify", _labels(verify.models(quick)))
     totals = verify.verify_split(report)
     report.figure("compared", totals.compared, compared=totals.compared)
     report.figure("equal", totals.equal)
     report.figure("worker_tokens", totals.worker_tokens, worker_tokens=totals.worker_tokens)
     report.figure("worker_kills", totals.worker_kills)
-    for difference in totals.differences:
-        click.echo(f"DIFFERENT {difference}", err=True)
-    report.finish()
-    return totals.passed
+    return _finish(report, totals.passed, totals.problems)
 
 
-def _turns(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+def _turns(report_of: MakeReport, quick: bool) -> bool:
     verify = import_module("services.bench.verify_turns")
-    labels = "+".join(label for label, _path in verify.models(quick))
-    report = Report("verify_turns", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    report = report_of("verify_turns", _labels(verify.models(quick)))
     totals = verify.verify_turns(report)
     report.figure("compared", totals.compared, compared=totals.compared)
     report.figure("equal", totals.equal)
     report.figure("reread_tokens_max", totals.reread_tokens_max)
     report.figure("tokens_cache", totals.tokens_cache, tokens_cache=totals.tokens_cache)
     report.figure("tokens_worker", totals.tokens_worker, tokens_worker=totals.tokens_worker)
-    for difference in totals.differences:
-        click.echo(f"DIFFERENT {difference}", err=True)
-    report.finish()
-    return totals.passed
+    return _finish(report, totals.passed, totals.problems)
 
 
-def _parity(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
-    parity = import_module("services.bench.parity")
-    report = Report("verify_parity", "", as_json=as_json, quick=quick, results_folder=results_folder)
-    compared, equal = parity.verify_parity(report)
+def _parity(report_of: MakeReport, quick: bool) -> bool:
+    report = report_of("verify_parity", "")
+    compared, equal = import_module("services.bench.parity").verify_parity(report)
     report.figure("compared", compared, compared=compared)
     report.figure("equal", equal)
-    report.finish()
-    return compared == equal
+    return _finish(report, compared == equal, ())
 
 
-def _faults(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+def _faults(report_of: MakeReport, quick: bool) -> bool:
     verify = import_module("services.bench.verify_faults")
-    labels = "+".join(label for label, _path in verify.fault_models(quick))
-    report = Report("verify_faults", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    report = report_of("verify_faults", _labels(verify.fault_models(quick)))
     counts = verify.verify_faults(report)
-    for problem in counts.problems:
-        click.echo(f"PROBLEM {problem}", err=True)
-    report.finish()
-    return bool(counts.passed)
+    return _finish(report, counts.passed, counts.problems)
 
 
-def _frozen(accumulator: str, *, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+def _frozen(accumulator: str, report_of: MakeReport, quick: bool) -> bool:
     verify = import_module("services.bench.verify_frozen")
-    labels = "+".join(label for label, _path in verify.frozen_models(quick))
-    report = Report("verify_frozen", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    report = report_of("verify_frozen", _labels(verify.frozen_models(quick)))
     totals = verify.verify_frozen(report, verify.arithmetic_of(accumulator))
     report.figure("compared", totals.compared, compared=totals.compared)
     report.figure("equal", totals.frozen.top1)
@@ -141,16 +122,12 @@ def _frozen(accumulator: str, *, as_json: bool, quick: bool, results_folder: Pat
     for tie in totals.ties:
         click.echo(f"NEAR TIE {tie}", err=True)
     problems = totals.problems()
-    for problem in problems:
-        click.echo(problem, err=True)
-    report.finish()
-    return not problems
+    return _finish(report, not problems, problems)
 
 
-def _held(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
+def _held(report_of: MakeReport, quick: bool) -> bool:
     verify = import_module("services.bench.verify_held")
-    labels = "+".join(label for label, _path in verify.held_models(quick))
-    report = Report("verify_held", labels, as_json=as_json, quick=quick, results_folder=results_folder)
+    report = report_of("verify_held", _labels(verify.held_models(quick)))
     totals = verify.verify_held(report)
     close = totals.closeness
     report.figure("compared", totals.compared, compared=totals.compared)
@@ -158,30 +135,20 @@ def _held(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     report.figure("remote_answers", totals.remote_answers, remote_answers=totals.remote_answers)
     report.figure("fallbacks", totals.fallbacks, fallbacks=totals.fallbacks)
     report.figure("shadow_checks", totals.shadow_checks, shadow_checks=totals.shadow_checks)
-    report.figure("top1_vs_stock", round(close.top1_vs_stock, 4), tokens=close.compared)
-    report.figure("stock_flash_vs_nonflash", round(close.stock_flash_vs_nonflash, 4))
-    report.figure("gap_max", round(max((d.gap for d in close.differences), default=0.0), 3))
     report.figure("tokens_compared", totals.tokens_compared, tokens_compared=totals.tokens_compared)
     report.figure("tokens_equal", totals.tokens_equal)
     report.figure("strikes", sum(each.strikes for each in totals.processes))
     report.figure("remote_groups", sum(each.remote_groups for each in totals.processes))
     report.figure("journal_groups", sum(each.journal_groups for each in totals.processes))
-    for difference in totals.differences:
-        click.echo(f"DIFFERENT {difference}", err=True)
-    for problem in totals.problems:
-        click.echo(f"PROBLEM {problem}", err=True)
-    report.finish()
-    return bool(totals.passed)
+    report.figure("top1_vs_stock", round(close.top1_vs_stock, 4), tokens=close.compared)
+    report.figure("stock_flash_vs_nonflash", round(close.stock_flash_vs_nonflash, 4))
+    report.figure("gap_max", round(max((d.gap for d in close.differences), default=0.0), 3))
+    return _finish(report, totals.passed, totals.differences + totals.problems)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
-def _fuzz(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
-    verify = import_module("services.bench.verify_fuzz")
-    report = Report("verify_fuzz", "synthetic", as_json=as_json, quick=quick, results_folder=results_folder)
-    counts = verify.verify_fuzz(report)
+def _fuzz(report_of: MakeReport, quick: bool) -> bool:
+    report = report_of("verify_fuzz", "synthetic")
+    counts = import_module("services.bench.verify_fuzz").verify_fuzz(report)
     report.figure("frames", counts.frames, frames=counts.frames)
     report.figure("guided_runs", counts.guided_runs)
     report.figure("connections", counts.connections, connections=counts.connections)
@@ -190,7 +157,30 @@ def _fuzz(*, as_json: bool, quick: bool, results_folder: Path | None) -> bool:
     report.figure("errors_a_connection_max", counts.errors_a_connection_max)
     report.figure("rss_growth_mb", round(counts.rss_growth_bytes / 1e6, 1))
     report.figure("problems", len(counts.problems))
-    for problem in counts.problems:
+    return _finish(report, counts.passed, counts.problems)
+
+
+PARTS: dict[str, Callable[[MakeReport, bool], bool]] = {
+    "split": _split,
+    "turns": _turns,
+    "parity": _parity,
+    "faults": _faults,
+    "fuzz": _fuzz,
+    "held": _held,
+}
+"""All but the one that takes an option more."""
+
+
+def _labels(models: Sequence[tuple[str, Path]]) -> str:
+    return "+".join(label for label, _path in models)
+
+
+def _finish(report: Report, passed: bool, problems: Sequence[str]) -> bool:
+    for problem in problems:
         click.echo(f"PROBLEM {problem}", err=True)
     report.finish()
-    return bool(counts.passed)
+    return passed
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -21,6 +21,6 @@ def test_the_worker_changes_no_token_alive_killed_or_back_again(smollm2, tmp_pat
     )
     totals = Totals()
     verify_model("tiny", ensure_preset("tiny"), report, totals)
-    assert totals.differences == []
+    assert totals.problems == []
     assert totals.passed and totals.worker_kills == 1
     assert totals.compared == 8 * (len(LENGTHS_QUICK) + 2)

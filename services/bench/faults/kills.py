@@ -16,6 +16,7 @@ from pathlib import Path
 
 from common.errors import OutriggerError, ServiceError
 from common.ggml.vocabulary import Vocabulary
+from services.bench.compared import Compared
 from services.bench.faults.footprint import footprints, leaks
 from services.bench.faults.system import RunningSystem
 from services.bench.report import Report
@@ -45,13 +46,10 @@ class _Victim:
 
 
 @dataclass
-class KillCounts:
-    """All kills. `problems` are sentences."""
+class KillCounts(Compared):
+    """All kills."""
 
     victims: dict[str, _Victim] = field(default_factory=dict)
-    compared: int = 0
-    equal: int = 0
-    problems: list[str] = field(default_factory=list)
 
     @property
     def n_kills(self) -> int:
@@ -65,19 +63,10 @@ class KillCounts:
             for name, each in self.victims.items()
         ]
 
-    def compare(self, what: str, right: tuple[int, ...], found: tuple[int, ...]) -> None:
-        """Count token ids that agree; every other one is a problem."""
-        n_total = max(len(right), len(found))
-        n_equal = sum(a == b for a, b in zip(right, found, strict=False))
-        self.compared += n_total
-        self.equal += n_equal
-        if n_equal != n_total:
-            self.problems.append(f"{what}: {n_equal} of {n_total} tokens equal")
-
 
 def verify_kills(path: Path, report: Report, n_rounds: int) -> KillCounts:
     """n_rounds times each process in turn. Raises ServiceError when the system does not start."""
-    counts = KillCounts({name: _Victim() for name in (*GOES_ON, *ENDS)})
+    counts = KillCounts(victims={name: _Victim() for name in (*GOES_ON, *ENDS)})
     with (
         Rig(path, n_ctx=N_CTX, pinned=False) as rig,
         RunningSystem(path, n_ctx=N_CTX, worker_rest_s=0.2, threads=1, worker_threads=1) as system,

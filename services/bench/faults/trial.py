@@ -17,6 +17,7 @@ import numpy as np
 from common.limits import CHUNK_WINDOW
 from common.wire.deadlines import AckClock
 from services.bench.client import Answer
+from services.bench.compared import n_alike
 from services.bench.faults.cases import (
     BEFORE,
     DURING_SYNC,
@@ -59,8 +60,7 @@ class Trial:
 
     def compare(self, what: str, right: Answer, found: Answer) -> None:
         """Count token ids that agree; every other one is a problem."""
-        n_total = max(len(right.token_ids), len(found.token_ids))
-        n_equal = sum(a == b for a, b in zip(right.token_ids, found.token_ids, strict=False))
+        n_equal, n_total = n_alike(right.token_ids, found.token_ids)
         self.n_compared += n_total
         self.n_equal += n_equal
         self.tokens_worker += found.report.tokens_worker

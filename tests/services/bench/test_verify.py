@@ -22,4 +22,4 @@ def test_a_difference_in_token_or_length_fails(found, n_equal):
     totals = Totals(worker_tokens=1)
     assert totals.compare("prompt x", (1, 2, 3), found) == n_equal
     assert not totals.passed and totals.equal < totals.compared
-    assert "prompt x" in totals.differences[0]
+    assert "prompt x" in totals.problems[0]

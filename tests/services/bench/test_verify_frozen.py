@@ -35,7 +35,7 @@ def test_what_is_out_of_bounds_is_a_problem():
     totals.frozen.add_layer(0, np.ones(1), np.ones(1))
     totals.differences.append("x position 5: gap 0.5 of the logits' spread")
     different, *rest = totals.problems()
-    assert different.startswith("DIFFERENT x position 5") and len(rest) == 3
+    assert different.startswith("different: x position 5") and len(rest) == 3
     assert "attention over frozen keys: 0.02, allowed 0.01" in rest[0] and "mean KL: 0.05" in rest[2]
     assert "behind a layer: nan" in rest[1]
 

@@ -29,7 +29,7 @@ def answer(ids=(1, 2), logprobs=(-0.5, -0.25), cache=0, worker=0, n_prompt=1000)
 def passing():
     totals = TurnTotals()
     warm = answer(cache=512, worker=256)
-    totals.compare("a", answer(), warm)
+    totals.compare_answers("a", answer(), warm)
     totals.reread("a", IDS[:1000], IDS[:700], warm)
     return totals
 
@@ -53,23 +53,23 @@ def test_it_fails_when_something_took_no_part(change):
 )
 def test_one_other_token_or_bit_fails(warm):
     totals = passing()
-    totals.compare("b", answer(), answer(**warm))
-    assert not totals.passed and "b" in totals.differences[0]
+    totals.compare_answers("b", answer(), answer(**warm))
+    assert not totals.passed and "b" in totals.problems[0]
 
 
 def test_more_than_an_ubatch_read_again_fails_and_so_does_a_report_that_does_not_add_up():
     totals = passing()
     totals.reread("b", IDS[:1000], IDS[:800], answer(cache=800 - 257))
-    assert not totals.passed and "257" in totals.differences[0]
+    assert not totals.passed and "257" in totals.problems[0]
     totals = passing()
     totals.reread("c", IDS[:1000], IDS[:800], answer(cache=768, n_prompt=999))
-    assert not totals.passed and "add up" in totals.differences[0]
+    assert not totals.passed and "add up" in totals.problems[0]
 
 
 def test_a_prompt_that_is_held_whole_still_needs_its_last_token():
     totals = TurnTotals()
     assert totals.reread("d", IDS[:513], IDS[:600], answer(cache=256, n_prompt=513)) == 256
-    assert not totals.differences
+    assert not totals.problems
 
 
 def test_shared_counts_leading_tokens():
