@@ -228,6 +228,14 @@ SERIES = (
         {"cause": FAILURES},
     ),
     Series(
+        "page_attention_seconds_total",
+        "counter",
+        ("mac",),
+        "Seconds of attention by pages, for single tokens and for ubatches: of the compute thread (all), of these in "
+        "waiting for workers alone (wait), and of workers over their answers, as they say (worker).",
+        {"part": ("all", "wait", "worker"), "rows": ("one", "many")},
+    ),
+    Series(
         "shadow_checks_total",
         "counter",
         ("mac",),

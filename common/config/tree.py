@@ -92,6 +92,13 @@ class HostSettings(Leaf, frozen=True):
             "on: keys and values beyond the host's limit go to the journal and the worker; off: all stay in memory"
         ),
     ] = "on"
+    stagger: Annotated[
+        Literal["on", "off"],
+        _says(
+            "on: past the host's limit two ubatches of a read run staggered, so that a worker attends for one while "
+            "the host computes the other; off: one after the other"
+        ),
+    ] = "on"
     shadow_every: Annotated[
         int,
         _says(

@@ -23,7 +23,7 @@ from .inputs import Inputs
 from .kv_source import ChooseSources
 from .page_inputs import PageInputs
 from .page_kernel import Form
-from .paged import PagedGraphs
+from .paged import OnAttended, PagedGraphs
 from .sequence import EngineSequence
 from .span import LayerSpan
 from .weights import WeightLayout, Weights
@@ -47,6 +47,8 @@ class Decoding:
     """How they do: see forms.py."""
     resident_tokens: int | None = None
     """With `paged`: positions that are in memory at once, the others being released in time; None: all."""
+    stagger: bool = True
+    """Ubatches that go by pages may run staggered, two at a time; the same bits."""
 
     def __post_init__(self) -> None:
         if self.path not in ("paged", "fused"):
@@ -117,7 +119,7 @@ class Engine:
             many_rows=decoding.many_rows,
             lead=lead,
         )
-        if lead is None and beyond is not None and beyond < self.n_ctx:
+        if lead is None and beyond is not None and beyond < self.n_ctx and decoding.stagger:
             graphs.add_second(self._new_paged(self._new_inputs(KV_PAD_TOKENS), graphs))
         return graphs
 
@@ -172,6 +174,11 @@ class Engine:
     def set_sources(self, choose: ChooseSources | None) -> None:
         """Who attends for the engine's own sequence. See EngineSequence.set_sources."""
         self._first.set_sources(choose)
+
+    def watch_attention(self, told: OnAttended) -> None:
+        """Have each attention by pages told; of an engine that decodes fused there is none."""
+        if isinstance(self.graphs, PagedGraphs):
+            self.graphs.on_attended = told
 
     def sequence(self, n_ctx: int) -> EngineSequence:
         """A further sequence of up to n_ctx positions, at most the engine's; the same bits as in the engine's own.

@@ -84,6 +84,7 @@ def start_attend(sources: Sequence[KvSource], query: PageQuery) -> None:
 def wait_attend(sources: Sequence[KvSource]) -> PartialAttention:
     """Attention over the pages of all sources, which hold older pages first; folded in the one order.
 
-    Put whoever computes in this process last.
+    Put whoever computes in this process last: it is awaited first, so that it computes while the others do.
     """
-    return fold_all(part for source in sources for part in source.wait_attend())
+    newest_first = [source.wait_attend() for source in reversed(sources)]
+    return fold_all(part for parts in reversed(newest_first) for part in parts)

@@ -9,7 +9,8 @@ Used by span.py, through the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from .page_step import PageStep, SegmentStep
 from .weights import Weights
 
 NODES_PER_GATHERED_PAGE = 7
+OnAttended = Callable[[int, float], None]
+"""Told of each attention by pages: tokens of the query, seconds of this thread in it (asking, waiting, folding)."""
 
 
 class PagedGraphs(GraphCache):
@@ -69,6 +72,7 @@ class PagedGraphs(GraphCache):
         self._local: dict[SequenceState, LocalPages] = {}
         self._chosen: dict[SequenceState, ChooseSources] = {}
         self._second: PagedGraphs | None = None
+        self.on_attended: OnAttended = lambda _n_tokens, _seconds: None
         self._in_parts = False
         """The graph at hand is one that is cut."""
 
@@ -189,11 +193,16 @@ class PagedGraphs(GraphCache):
             placed.parts = placed.graph.parts([cut.n_nodes for cut in placed.step.cuts])
         first, *others = placed.parts.ptrs
         self._backend.compute(first)
+        told = (self._lead or self).on_attended
         for part, cut in zip(others, placed.step.cuts, strict=True):
+            began_s = perf_counter()
             q = self._pages.read_queries(rows.n_tokens)
             start_attend(sources, PageQuery(cut.layer, q, cut.scale, rows))
+            asking_s = perf_counter() - began_s
             yield
+            began_s = perf_counter()
             self._pages.write_attended(wait_attend(sources).output(), rows.n_tokens)
+            told(rows.n_tokens, asking_s + perf_counter() - began_s)
             self._backend.compute(part)
 
     def _write_place(self, position: int, n_tokens: int, n_kv: int) -> None:

@@ -71,6 +71,7 @@ def decoding_of(spec: ModelSpec, settings: HostSettings) -> Decoding:
         many_rows_from=limit,
         many_rows=many_rows,
         resident_tokens=room if settings.hold == "on" else None,
+        stagger=settings.stagger == "on",
     )
 
 

@@ -130,6 +130,7 @@ class Host:
         self._queue = RequestQueue()
         self._worker = Worker(split_layer, rest_s=settings.worker_rest_s)
         self._tally = Tally(metrics)
+        engine.watch_attention(self._tally.attended_by_pages)
         self._tether: Tether | None = None
         self._residual: BlockingAsker | None = None
         self._desk = Desk(

@@ -42,6 +42,7 @@ class Counts(Protocol):
     """What is counted of held groups."""
 
     def groups_attended(self, where: str, n: int) -> None: ...
+    def waited_for_pages(self, n_tokens: int, seconds: float, worker_s: float) -> None: ...
     def pages_fell_back(self, cause: str) -> None: ...
     def shadow_checked(self, outcome: str) -> None: ...
     def pages_recalled(self, n: int) -> None: ...
@@ -152,9 +153,12 @@ class HeldGroups:
         self._query, self._asked = query, self._workers.ask(query, self._n_groups)
 
     def wait_attend(self) -> list[PartialAttention]:
-        """See KvSource. Raises what reading the journal raises when a page is nowhere."""
+        """See KvSource; what is to be done here is done first. Raises as reading the journal does, of a lost page."""
         assert self._query is not None, "awaited before it was asked"
-        return [part for asked in self._asked for part in self._workers.parts(self._query, asked)]
+        runs, parts = self._asked, dict[int, list[PartialAttention]]()
+        for number in sorted(range(len(runs)), key=lambda number: runs[number].worker is not None):
+            parts[number] = self._workers.parts(self._query, runs[number])
+        return [part for number in range(len(runs)) for part in parts[number]]
 
 
 class HeldWorkers:
@@ -218,7 +222,10 @@ class HeldWorkers:
         worker = asked.worker
         if worker is not None:
             try:
+                began_s = self._clock()
                 message, frames = worker.answer(asked.ticket, asked.until_s, self._clock)
+                waited_s, worker_s = self._clock() - began_s, message.total_ms / 1000
+                self._counts.waited_for_pages(query.rows.n_tokens, waited_s, worker_s)
                 parts = self._unpacked(query, asked, message, frames)
                 worker.timed(query, len(asked.groups), message.round_trip_ms / 1000)
                 self._shadow(query, asked, parts, frozen=message.n_keys_frozen > 0)

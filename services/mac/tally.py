@@ -14,6 +14,13 @@ class Tally:
 
     def __init__(self, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics("mac")
+        self._attended, self._waited, self._answered = (
+            [
+                self.metrics.adder("page_attention_seconds_total", part=part, rows=rows)
+                for rows in ("one", "many")
+            ]
+            for part in ("all", "wait", "worker")
+        )
 
     def read_done(self, report: ReadReport) -> None:
         """A prompt is through all layers."""
@@ -59,6 +66,15 @@ class Tally:
     def groups_attended(self, where: str, n: int) -> None:
         """So many groups of old pages were attended by a worker, or from the journal's files."""
         self.metrics.add("held_groups_total", n, where=where)
+
+    def attended_by_pages(self, n_tokens: int, seconds: float) -> None:
+        """The compute thread spent so long in one layer's attention by pages."""
+        self._attended[n_tokens > 1](seconds)
+
+    def waited_for_pages(self, n_tokens: int, seconds: float, worker_s: float) -> None:
+        """Of that it only waited so long for a worker, which was busy for worker_s with its answer."""
+        self._waited[n_tokens > 1](seconds)
+        self._answered[n_tokens > 1](worker_s)
 
     def pages_fell_back(self, cause: str) -> None:
         """A worker failed to answer for pages; the journal's were attended here."""

@@ -175,6 +175,17 @@ def test_released_pages_change_no_bit(engine: Engine, kept: np.ndarray, tmp_path
     holding.pages.close()
 
 
+def test_an_engine_that_does_not_stagger_runs_one_ubatch_at_a_time(model: Path, kept: np.ndarray) -> None:
+    with load(model, stagger=False) as engine:
+        told: list[tuple[int, float]] = []
+        engine.watch_attention(lambda n_tokens, seconds: told.append((n_tokens, seconds)))
+        assert np.array_equal(run(engine, 0, N_READ + 1, pairs=True), kept[:9])
+    n_layer = sum(engine.spec.kind(layer) == "attention" for layer in engine.spec.layers)
+    past_the_limit = [N_UBATCH] * 3 + [N_READ % N_UBATCH, 1]
+    assert [n for n, _ in told] == [n for n in past_the_limit for _ in range(n_layer)]
+    assert all(seconds > 0 for _, seconds in told)
+
+
 def run_held(engine: Engine, holding: Holding, pairs: bool = False) -> np.ndarray:
     return run(engine, 0, N_READ + N_DECODED, pairs=pairs, before=holding)
 

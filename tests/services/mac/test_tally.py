@@ -80,3 +80,14 @@ def test_the_workers_screen_follows_the_request():
         None,
         ("ready", 0, 0),
     ]
+
+
+def test_seconds_of_attention_by_pages_count_by_rows():
+    tally = Tally()
+    tally.attended_by_pages(1, 0.25)
+    tally.attended_by_pages(256, 2.0)
+    tally.attended_by_pages(2, 1.0)
+    tally.waited_for_pages(256, 0.5, 1.5)
+    for part, one, many in (("all", 0.25, 3.0), ("wait", 0, 0.5), ("worker", 0, 1.5)):
+        by_rows = [value(tally, "page_attention_seconds_total", part=part, rows=r) for r in ("one", "many")]
+        assert by_rows == [one, many], part
