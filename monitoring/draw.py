@@ -60,7 +60,7 @@ def _draw_panel(axis: Any, panel: Panel, url: str, seconds: float) -> None:
         axis.legend(fontsize=7)
         axis.set_ylim(bottom=0)
     else:
-        axis.text(0.5, 0.5, "zero all the time" if not panel.quiet else panel.quiet, ha="center", fontsize=8)
+        axis.text(0.5, 0.5, "zero all the time", ha="center", fontsize=8)
     axis.tick_params(labelsize=7)
 
 

@@ -43,7 +43,7 @@ def json_of(board: Dashboard) -> str:
 def _panel(panel: Panel) -> timeseries.Panel:
     made = timeseries.Panel().title(panel.title).unit(panel.unit).datasource(SOURCE).height(8).span(12).min(0)
     if panel.quiet:
-        made = made.description(f"Empty where {panel.quiet}.")
+        made = made.description(f"Zero, or empty, unless {panel.quiet}.")
     made = made.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     legends = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST)
     made = made.legend(legends.placement(LegendPlacement.BOTTOM).show_legend(True))
