@@ -89,6 +89,8 @@ class PageErrands:
         self._reader, self._came = PageReader(), came
         self._pushes: deque[Push] = deque()
         """The page that leaves, and those that are read meanwhile."""
+        self._answered: list[np.ndarray] = []
+        """Buffers of pieces that were answered: the reader has them again once the next pieces left."""
         self._n_queries_out = self._n_pieces_out = 0
         self._count_kernels = metrics.adder("held_keys_total", by="kernels")
         self._count_programs = metrics.adder("held_keys_total", by="programs")
@@ -126,6 +128,12 @@ class PageErrands:
 
     def send(self, cable: Cable) -> None:
         """Put on the cable what there is room for, queries first. Raises LinkError."""
+        try:
+            self._send(cable)
+        finally:
+            self._give_back()
+
+    def _send(self, cable: Cable) -> None:
         barrier = bool(self._jobs) and not isinstance(self._jobs[0].message, h.PushPage)
         if not (barrier and not self._pushes):
             while self._queries and self._n_queries_out < QUERIES_OUT_MAX and cable.link.room(ext.Attn2):
@@ -210,7 +218,7 @@ class PageErrands:
         tag, frame = event.request.tag, event.frame
         if isinstance(tag, Piece):
             self._n_pieces_out -= 1
-            self._reader.give_back(tag.buffer)
+            self._answered.append(tag.buffer)
             self._took_piece(tag, frame, now)
         elif isinstance(tag, Received) and isinstance(tag.message, h.Attend):
             self._n_queries_out -= 1
@@ -278,10 +286,11 @@ class PageErrands:
         self.epoch, self._form = 0, None
         for tag in on_cable:
             if isinstance(tag, Piece):
-                self._reader.give_back(tag.buffer)
+                self._answered.append(tag.buffer)
                 self._fail_push(tag.push, error)
             elif isinstance(tag, Received):
                 self._refuse(tag, error)
+        self._give_back()
         while self._pushes:
             self._fail_push(self._pushes[0], error)
         waiting = [*self._queries, *self._jobs]
@@ -298,6 +307,10 @@ class PageErrands:
     def tell(self, message: h.PagesUp | h.PagesDown) -> None:
         """Tell the broker how the link stands, if there is one."""
         self._tell_broker(message)
+
+    def _give_back(self) -> None:
+        while self._answered:
+            self._reader.give_back(self._answered.pop())
 
     def _fail_push(self, push: Push, error: OutriggerError) -> None:
         push.pieces.close()

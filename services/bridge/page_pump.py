@@ -118,8 +118,10 @@ class PagePump(CommandedThread):
         self._obey(woken=self._wake in ready)
         if cable is not None and cable is self._cable:
             self._serve_cable(cable, cable in ready)
-        self._serve_mac()
-        self._serve_broker()
+        if self._attention in ready:
+            self._serve_mac()
+        if self._pages in ready:
+            self._serve_broker()
         if self._cable is None and self._retry_at is not None and time.monotonic() >= self._retry_at:
             self._connect()
 
