@@ -315,6 +315,12 @@ class PagesDown(Message, frozen=True):
     detail: str
 
 
+class PagesPaced(Message, frozen=True):
+    """How long answers take of late, from query to answer: seconds for one row and one group."""
+
+    row_s: float
+
+
 class PushFailed(Message, frozen=True):
     """The request with this ticket failed; `code` as ERR2 or the link says."""
 
@@ -389,6 +395,6 @@ _Keep = OpenConversation | KeepPage | KeepState | CutConversation | CloseConvers
 MacToBroker = _Keep | HostHolds | GroupsReleased | WorkerErred
 BrokerToMac = ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | HoldFailed
 BrokerToBridge = WatchPages | HoldPages | PushPage | CutPages
-BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PushFailed
+BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PagesPaced | PushFailed
 MacToBridgeAttention = Attend
 BridgeToMacAttention = Attended | AttendFailed

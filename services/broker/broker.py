@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from common.config import Settings
+from common.config.page_workers import worker_numbers
 from common.errors import LinkDownError, OutriggerError, ServiceError, SettingError
 from common.limits import MIB
 from common.log import get_log
@@ -28,8 +29,8 @@ from services.broker.journal import Journal
 from services.broker.keeping import Keeping
 from services.broker.ledger import Held, Ledger
 from services.broker.pushing import Pushing, Said
-from services.broker.release import WorkerRoom, shares
 from services.broker.tally import Tally
+from services.broker.workers import Workers
 from services.runtime.bus import Asker, BusEvent, Owner
 from services.runtime.endpoints import route_endpoint
 
@@ -38,8 +39,6 @@ WATCH_S = 2.0
 SYNC_S = 1.0
 REST_S = 2.0
 """How long a worker rests that erred; a late answer of a busy one is no reason to do without it for long."""
-N_WORKERS = 1
-"""Bridges, and so workers, that launch starts; everything here is made for several."""
 
 log = get_log()
 
@@ -57,6 +56,7 @@ class Broker:
         self._owner = Owner(HOLD, route_endpoint(run_dir, HOLD), on_event=self._noticed)
         self._mac: bytes | None = None
         self._bridges: list[tuple[Pushing, Asker]] = []
+        self._workers = Workers(())
         self._placed: dict[tuple[int, int], h.Placed] = {}
         self._used: Held | None = None
         self._ticket = 0
@@ -79,11 +79,12 @@ class Broker:
         )
         log.info("journal looked through", mib=journal.n_bytes >> 20, damaged=journal.damaged)
         self.keeping = Keeping(journal)
-        for worker in range(N_WORKERS if self._settings.host.split == "on" else 0):
+        for worker in worker_numbers(self._settings):
             endpoint = route_endpoint(self._run_dir, PAGES, worker)
             self._bridges.append(
                 (Pushing(worker), Asker(PAGES, endpoint, name="broker", on_event=self._on_event))
             )
+        self._workers = Workers([pushing for pushing, _ in self._bridges])
 
     def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs side by side until the end."""
@@ -198,6 +199,8 @@ class Broker:
         for pushing, asker in self._bridges:
             if pushing.conversation == held.number:
                 await self._to_bridge(pushing, asker, pushing.cut(message.n_tokens))
+            else:
+                pushing.drop_sessions(held.number)
         await self._off_loop(self.keeping.cut, held, message.n_tokens, void, others)
         self._used_files = self.ledger.files_in_use()
 
@@ -251,6 +254,10 @@ class Broker:
                     said = pushing.granted(message)
                 case h.PagePushed():
                     said = pushing.pushed(message)
+                case h.PagesCut():
+                    pushing.was_cut(message)
+                case h.PagesPaced():
+                    pushing.paced(message)
                 case h.PushFailed():
                     log.warning("page not given", cause=message.cause, detail=message.detail)
                     said = pushing.failed(message)
@@ -266,21 +273,11 @@ class Broker:
         await self._share(held)
 
     async def _share(self, held: Held) -> None:
-        """Say who holds what; one worker is for everything."""
-        up = [
-            (pushing, asker) for pushing, asker in self._bridges if pushing.is_up and not pushing.quarantined
-        ]
-        for pushing, asker in up:
-            await self._to_bridge(pushing, asker, pushing.serve(held))
-        if len(up) == 1:
-            await self._to_bridge(*up[0], up[0][0].assign(0, 1 << 30))
-            return
-        granted = [each for each in up if each[0].tokens_max]
-        rooms = [WorkerRoom(each.worker, each.bytes_per_s, each.tokens_max) for each, _ in granted]
-        made = {share.worker: share for share in shares(held.groups_kept, rooms, held.form.group_tokens)}
-        for pushing, asker in granted:
-            share = made[pushing.worker]
-            await self._to_bridge(pushing, asker, pushing.assign(share.group_first, share.group_end))
+        """Say who holds what."""
+        askers = {pushing.worker: asker for pushing, asker in self._bridges}
+        for pushing, said in self._workers.share(held):
+            await self._to_bridge(pushing, askers[pushing.worker], said)
+        await self._tell_placed()
 
     async def _to_bridge(self, pushing: Pushing, asker: Asker, said: Iterable[Said]) -> None:
         """Say it, and tell mac where pages are now."""
@@ -290,7 +287,14 @@ class Broker:
         except LinkDownError as error:
             log.warning("bridge is gone", worker=pushing.worker, error=str(error))
             pushing.down(h.PagesDown(pushing.epoch, "down", str(error)))
-        if pushing.conversation:
+        await self._tell_placed()
+
+    async def _tell_placed(self) -> None:
+        """Tell mac where pages are now, where that changed."""
+        self._workers.settle()
+        for pushing in self._workers.pushings:
+            if not pushing.conversation:
+                continue
             first, end = pushing.groups_placed
             placed = h.Placed(pushing.conversation, pushing.worker, pushing.epoch, first, end)
             at = pushing.conversation, pushing.worker
@@ -312,7 +316,9 @@ class Broker:
                 elif pushing.is_up:
                     pushing.down(h.PagesDown(pushing.epoch, "down", "the bridge is gone"))
                     await self._to_bridge(pushing, asker, ())
-            self._tally.look(self.ledger, self.keeping.journal, [each for each, _ in self._bridges])
+            if self._used is not None:
+                await self._share(self._used)
+            self._tally.look(self.ledger, self.keeping.journal, self._workers.pushings)
             await asyncio.sleep(WATCH_S)
 
     async def _sync(self) -> None:

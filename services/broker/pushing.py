@@ -36,6 +36,8 @@ class Pushing:
         self.is_up = False
         self.quarantined = False
         self.tokens_max = 0
+        self.pace_s = 0.0
+        """Seconds that it took of late to attend a group, for each row of a query; 0: not measured."""
         self.bytes_per_s = 0.0
         self.n_pushes = 0
         self.n_mismatches = 0
@@ -43,6 +45,14 @@ class Pushing:
         """Pages given again, to whom or instead of whom had them."""
         self.group_first = self.group_end = 0
         """The groups that are for this worker."""
+        self.has_run = False
+        """Whether it was given groups of this conversation."""
+        self.granted_tokens = 0
+        """What was granted last, also while it is away."""
+        self.relief: Pushing | None = None
+        """Whose run begins where this one ends."""
+        self.answers_beyond = False
+        """Whether it answers for all it holds, beyond its run, until the next one is filled."""
         self._held: Held | None = None
         self._keys: dict[int, int] = {}
         """layer -> keys the worker said it holds, counted from its first group."""
@@ -50,9 +60,12 @@ class Pushing:
         """ticket -> (page, layer)."""
         self._asked = 0
         """Ticket of the grant that is awaited; 0: none."""
+        self._cuts: set[int] = set()
+        """Tickets of cuts that it did not confirm yet: until then what it keeps of this conversation may be void."""
         self._failures = 0
         self._given: set[tuple[int, int]] = set()
-        self._sessions: dict[int, int] = {}
+        self._sessions: dict[tuple[int, int], int] = {}
+        """(conversation, first group) -> name of what a worker keeps of it: other pages under another name."""
         self._tickets = itertools.count(1)
 
     @property
@@ -65,9 +78,22 @@ class Pushing:
         """[first, end) of the groups that the worker holds in every layer."""
         if self._held is None or not self.epoch or self.quarantined:
             return self.group_first, self.group_first
-        keys = min(self._keys.values(), default=0)
-        end = self.group_first + keys // self._held.form.group_tokens
-        return self.group_first, min(end, self.group_end)
+        end = self.group_first + self._groups_held if self.has_run else 0
+        return self.group_first, max(
+            self.group_first, end if self.answers_beyond else min(end, self.group_end)
+        )
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it holds all of its run that is kept."""
+        if self._held is None or not self.epoch:
+            return False
+        return self.group_first + self._groups_held >= min(self.group_end, self._held.groups_kept)
+
+    @property
+    def _groups_held(self) -> int:
+        assert self._held is not None, "it holds pages of a conversation"
+        return min(self._keys.values(), default=0) // self._held.form.group_tokens
 
     # --- what happens
 
@@ -75,16 +101,17 @@ class Pushing:
         """The worker is for this conversation from now on."""
         if held is self._held:
             return self.go_on()
-        self._held = held
         self._forget()
+        self._held, self.has_run, self.granted_tokens = held, False, 0
         return self._ask()
 
     def assign(self, group_first: int, group_end: int) -> list[Said]:
         """These groups are for this worker. Another first group means that it begins anew."""
-        anew = group_first != self.group_first
-        self.group_first, self.group_end = group_first, group_end
-        if anew and self.epoch:
-            self._sessions.pop(self.conversation, None)
+        self.has_run = group_end > group_first
+        anew = self.has_run and group_first != self.group_first
+        self.group_first = group_first if self.has_run else self.group_first
+        self.group_end = max(self.group_first, group_end if self.has_run else 0)
+        if anew:
             self._forget()
             return self._ask()
         return self.go_on()
@@ -102,6 +129,10 @@ class Pushing:
         self.is_up, self.quarantined = False, False
         self._forget()
 
+    def paced(self, message: h.PagesPaced) -> None:
+        """The bridge measured how long its answers take."""
+        self.pace_s = message.row_s
+
     def erred(self, message: h.WorkerErred) -> None:
         """The host could not use an answer. Quarantine ends when another worker, or a new life, comes up."""
         self.quarantined = self.quarantined or message.quarantine
@@ -112,11 +143,12 @@ class Pushing:
             return []
         form, self._asked = self._held.form, 0
         self.epoch, self.tokens_max = message.epoch, message.tokens_max
+        self.granted_tokens = message.tokens_max
         here = (self._held.pages_kept - self.group_first * form.group_pages) * form.page_tokens
         keys = max(0, min(message.n_keys, here))
         keys -= keys % form.page_tokens
         self._keys = dict.fromkeys(form.layers, keys)
-        cut: list[Said] = [h.CutPages(self._ticket(), self.epoch, keys)] if keys < message.n_keys else []
+        cut = [self._cut(keys)] if keys < message.n_keys else []
         return [*cut, *self.go_on()]
 
     def pushed(self, message: h.PagePushed, seconds_min: float = 1e-6) -> list[Said]:
@@ -142,6 +174,7 @@ class Pushing:
         if message.cause == "memory" and self._held is not None and self.epoch:
             keys = min(self._keys.values(), default=0)
             self.tokens_max = min(self.tokens_max, keys - keys % self._held.form.group_tokens)
+            self.granted_tokens = self.tokens_max
             return []
         self._forget()
         return self._ask() if self._failures < RETRIES_MAX else []
@@ -156,10 +189,19 @@ class Pushing:
         self._flying = {ticket: at for ticket, at in self._flying.items() if at[0] < page_end}
         self._given = {at for at in self._given if at[0] < page_end}
         if not self.epoch:
-            self._sessions.pop(self.conversation, None)  # what a worker kept from before may be void
+            self.drop_sessions(self.conversation)  # what a worker kept from before may be void
             return []
         self._keys = {layer: min(held, keys) for layer, held in self._keys.items()}
-        return [h.CutPages(self._ticket(), self.epoch, keys), *self.go_on()]
+        return [self._cut(keys), *self.go_on()]
+
+    def drop_sessions(self, conversation: int) -> None:
+        """What a worker still keeps of this conversation must not be taken for it."""
+        for at in [at for at in self._sessions if at[0] == conversation]:
+            del self._sessions[at]
+
+    def was_cut(self, message: h.PagesCut) -> None:
+        """It forgot what is void."""
+        self._cuts.discard(message.ticket)
 
     def go_on(self) -> list[Said]:
         """Give it the next pages that are kept, in order."""
@@ -192,13 +234,21 @@ class Pushing:
         if self._held is None or not self.is_up or self.quarantined:
             return []
         form, number = self._held.form, self._held.number
-        session = self._sessions.setdefault(number, secrets.randbits(62) | 1)
+        session = self._sessions.setdefault((number, self.group_first), secrets.randbits(62) | 1)
         self._asked = self._ticket()
         wanted = N_CTX_MAX // form.page_tokens * form.image_bytes * len(form.layers)
         return [h.HoldPages(self._asked, number, form, wanted, session)]
 
+    def _cut(self, keys: int) -> h.CutPages:
+        ticket = self._ticket()
+        self._cuts.add(ticket)
+        return h.CutPages(ticket, self.epoch, keys)
+
     def _forget(self) -> None:
         self.epoch, self._asked, self.tokens_max = 0, 0, 0
+        if self._cuts:
+            self.drop_sessions(self.conversation)
+            self._cuts.clear()
         self._flying.clear()
         self._keys.clear()
 

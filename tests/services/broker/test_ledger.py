@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.wire.held import PagePlace
 from services.broker.ledger import Ledger, LedgerError
-from services.broker.release import WorkerRoom, release_end, shares
+from services.broker.release import release_end
 from tests.services.broker.pages import FORM
 
 LIMIT = 512
@@ -152,18 +152,3 @@ def test_memory_stays_below_the_limit_while_a_sequence_grows():
             n_tokens=n_tokens, group_first=first, groups_kept=99, group_tokens=128, host_tokens=1024
         )
     assert first > 50
-
-
-@given(st.integers(0, 60), st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 9000)), max_size=4))
-def test_shares_are_one_run_each_and_leave_nothing_out_that_fits(n_groups, rooms):
-    workers = [WorkerRoom(number, speed, room) for number, (speed, room) in enumerate(rooms)]
-    made = shares(n_groups, workers, 128)
-    ends = [0, *(share.group_end for share in made)]
-    assert [share.group_first for share in made] == ends[:-1] and ends == sorted(ends)
-    assert all(share.group_end - share.group_first <= rooms[share.worker][1] // 128 for share in made)
-    assert ends[-1] == min(n_groups, sum(room // 128 for _, room in rooms))
-
-
-def test_shares_follow_speed():
-    workers = [WorkerRoom(0, 300.0, 10**6), WorkerRoom(1, 100.0, 10**6), WorkerRoom(2, 0.0, 10**6)]
-    assert [share.group_end - share.group_first for share in shares(50, workers, 128)] == [30, 10, 10]
