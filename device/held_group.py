@@ -7,7 +7,6 @@ is one copy. Used by page_store.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -91,11 +90,6 @@ class HeldGroup:
                 prefer_large_pages(tensor)
         self.refs = {layer: self._refs(*self._tensors[layer]) for layer in form.layers}
         """The pages of each layer."""
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The keys of all layers, by which a PageKernel knows what to forget."""
-        return [k for k, _ in self._tensors.values()]
 
     def rows(self, layer: int) -> tuple[PagedKeys, PagedValues]:
         """The keys and values of a layer as token-major rows; position 0 is the group's first."""

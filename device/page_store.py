@@ -20,7 +20,7 @@ from common.attention.order import fold_groups
 from common.attention.partial import PartialAttention, fold_all
 from common.engine.kv_source import QueryRows
 from common.engine.page_graph import PageRef
-from common.engine.page_kernel import GRAPHS_PER_LAYER, PAGES_MAX, PageKernel
+from common.engine.page_kernel import PageKernel
 from common.errors import (
     EngineError,
     HashMismatchError,
@@ -37,8 +37,6 @@ from device.coreml.frozen.builder import Rows
 from device.frozen_groups import FrozenGroups
 from device.held_group import HeldForm, HeldGroup
 
-DEPTHS_MAX = 4
-"""Graphs are kept for queries over up to so many times PAGES_MAX * GRAPHS_PER_LAYER pages."""
 OpenFrozen = Callable[[HeldForm, Callable[[int, int, int], Rows]], FrozenGroups | None]
 
 
@@ -140,9 +138,7 @@ class PageStore:
         )
         n_groups = max(n_groups, len(self._groups))
         if not same:
-            # A query over many pages runs as several graphs: keep those of all layers at great depths, too.
-            depths = min(DEPTHS_MAX, 1 + n_groups * form.group_pages // (PAGES_MAX * GRAPHS_PER_LAYER))
-            self._kernel = PageKernel(self._backend, form.shape, len(form.layers) * depths, form.many_rows)
+            self._kernel = PageKernel(self._backend, form.shape, form.many_rows)
             self._n_keys = dict.fromkeys(form.layers, 0)
             self.form, self._session, self._by_rows = form, session, by_rows
             self.frozen = None if by_rows else self._open_frozen(form, self._frozen_rows)
@@ -228,7 +224,7 @@ class PageStore:
         form = self.form
         assert form is not None and self._kernel is not None, "pages came"
         if group == 0 and layer == form.layers[0]:
-            self._kernel.reserve(self._groups[0].refs[layer], form.n_group)
+            self._kernel.reserve(self._groups[0].refs[layer], form.n_group, form.group_pages)
         if self.frozen is not None:
             self.frozen.held(layer, self._n_keys[layer])
 
@@ -270,8 +266,6 @@ class PageStore:
     def _free_above(self, n_groups: int) -> None:
         for number in [number for number in self._groups if number >= n_groups]:
             group = self._groups.pop(number)
-            assert self._kernel is not None, "groups have a kernel"
-            self._kernel.forget(group.tensors)
             group.close()
         self._runs = {run: refs for run, refs in self._runs.items() if run[2] <= n_groups}
 
@@ -294,8 +288,8 @@ class PageStore:
 
         def attend_here(run: range) -> list[PartialAttention]:
             assert self._kernel is not None, "a form was configured"
-            parts = self._kernel.attend(q, scale, self._run(form, layer, run), rows)
-            return fold_groups(parts, run.start * form.group_pages, form.group_pages)
+            pages, n = self._run(form, layer, run), form.group_pages
+            return list(self._kernel.attend_groups(q, scale, pages, rows, run.start * n, n))
 
         n_frozen, frozen_ms = 0, 0.0
         if self.frozen is None:

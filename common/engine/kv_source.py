@@ -6,7 +6,7 @@ A source is asked first and awaited later, so that one that computes elsewhere d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -64,8 +64,11 @@ class KvSource(Protocol):
         """Begins to attend. Returns at once when somebody else computes. Raises EngineError or LinkError."""
         ...
 
-    def wait_attend(self) -> list[PartialAttention]:
-        """The accumulators of what was asked last: oldest pages first, to be folded from left to right."""
+    def wait_attend(self) -> Iterable[PartialAttention]:
+        """The accumulators of what was asked last: oldest pages first, to be folded from left to right.
+
+        They are taken once, before the next query; of many rows each has megabytes, and may be made when it is taken.
+        """
         ...
 
 

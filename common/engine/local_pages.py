@@ -5,7 +5,6 @@ Pages are read where the sequence's rows lie; nothing is copied. Used by paged.p
 
 from __future__ import annotations
 
-from common.attention.order import fold_groups
 from common.attention.partial import PartialAttention
 from common.errors import EngineError
 from common.state.pages import n_pages
@@ -59,8 +58,8 @@ class LocalPages:
         pages = self._pages(query.layer, query.rows.end, first_page, end_page)
         if not pages:
             return []
-        parts = self._kernel.attend(query.q, query.scale, pages, query.rows)
-        return fold_groups(parts, first_page, self.group_pages)
+        attend = self._kernel.attend_groups
+        return list(attend(query.q, query.scale, pages, query.rows, first_page, self.group_pages))
 
     @property
     def kernel(self) -> PageKernel:
@@ -69,7 +68,7 @@ class LocalPages:
 
     def reserve(self, layer: int, n_rows: int) -> None:
         """Takes the memory that the deepest query of so many rows needs. See PageKernel.reserve."""
-        self._kernel.reserve(self._pages(layer, self._state.n_ctx, 0), n_rows)
+        self._kernel.reserve(self._pages(layer, self._state.n_ctx, 0), n_rows, self.group_pages)
 
     def _pages(
         self, layer: int, n_keys: int, first_page: int, end_page: int | None = None

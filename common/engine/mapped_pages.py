@@ -7,14 +7,13 @@ worker answers for, and by benches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import xxhash
 
-from common.attention.order import fold_groups
 from common.attention.partial import PartialAttention
 from common.errors import EngineError, HashMismatchError
 from common.ggml.backend import Backend
@@ -91,8 +90,8 @@ class MappedPages:
         self._mapped: dict[tuple[int, int], _Mapped] = {}
         self._runs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
 
-    def attend(self, query: PageQuery, groups: range) -> list[PartialAttention]:
-        """One partial for each of these groups, all of whose keys every row sees.
+    def attend(self, query: PageQuery, groups: range) -> Iterator[PartialAttention]:
+        """One partial for each of these groups, all of whose keys every row sees; each is attended when it is taken.
 
         Raises EngineError, OSError, HashMismatchError.
         """
@@ -100,8 +99,8 @@ class MappedPages:
         key = (query.layer, first, end)
         if key not in self._runs:
             self._runs[key] = tuple(self._page(query.layer, page).ref for page in range(first, end))
-        parts = self._kernel.attend(query.q, query.scale, self._runs[key], query.rows)
-        return fold_groups(parts, first, self._group_pages)
+        pages = self._runs[key]
+        return self._kernel.attend_groups(query.q, query.scale, pages, query.rows, first, self._group_pages)
 
     def image(self, layer: int, page: int) -> np.ndarray:
         """The bytes of a page, u8, mapped. Raises as attend()."""
@@ -110,7 +109,6 @@ class MappedPages:
     def forget(self, first_page: int = 0) -> None:
         """The pages from `first_page` on are no more what they were."""
         gone = {key: mapped for key, mapped in self._mapped.items() if key[1] >= first_page}
-        self._kernel.forget([mapped.ref.k for mapped in gone.values()])
         self._runs = {key: run for key, run in self._runs.items() if key[2] <= first_page}
         for key, mapped in gone.items():
             del self._mapped[key]

@@ -8,8 +8,8 @@ which needs no second pass and cannot overflow. A few rows are read off where th
 is a meeting of all threads less. Many rows, and other devices, do it in the graph.
 
 f16 pages keep keys head by head and values transposed, and run on matrix kernels only. Pages of other types (q8_0) keep
-their rows as they came; these are widened to f32, which is exact, and summed by outer products: slower. Knows nothing
-of who asks; run by page_kernel.py.
+their rows as they came; these are widened to f32, which is exact, and summed by outer products: slower. A graph is
+moved from pages to pages, so that all layers and depths share a few. Knows nothing of who asks; run by page_kernel.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import numpy as np
 from common.ggml.builder import GraphBuilder
 from common.ggml.graph import Graph
 from common.ggml.tensor import F16, F32, Port, Tensor, host_view
+from common.ggml.window import Window, WindowPlace
 from common.limits import PAGE_PAD_TOKENS
 
-NODES_PER_PAGE_MAX = 32
+NODES_PER_PAGE_MAX, NODES_PER_PAGE_READ_OFF = 32, 16
 F32_BYTES = 4
+Extents = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,15 @@ class PageShape:
     page_tokens: int
     ggml_type: int = F16
 
+    def windows(self, n_keys: int) -> tuple[Extents, Extents]:
+        """How much of keys and values is looked at, innermost axis first."""
+        d, n_head = self.head_dim, self.n_head_kv
+        if self.ggml_type == F16:
+            return (d, n_keys, n_head), (n_keys, d, n_head)
+        return (d * n_head, n_keys, 1), (d * n_head, n_keys, 1)
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class PageRef:
     """One page in memory, from byte `k_offset` of `k` and byte `v_offset` of `v` on. Equal to itself only.
 
@@ -55,6 +64,15 @@ class PageRef:
     v_strides: tuple[int, int]
     first_position: int
     n_keys: int
+    _places: tuple[WindowPlace, WindowPlace] | None = field(default=None, init=False, repr=False)
+
+    def places(self, shape: PageShape) -> tuple[WindowPlace, WindowPlace]:
+        """Where keys and values are looked at. Raises EngineError when their tensors do not reach that far."""
+        if self._places is None:
+            k, v = shape.windows(self.n_keys)
+            k_place = WindowPlace(self.k, k, self.k_strides, self.k_offset)
+            self._places = k_place, WindowPlace(self.v, v, self.v_strides, self.v_offset)
+        return self._places
 
     def n_read(self, end: int) -> int:
         """Keys that are read when nobody sees positions from `end` on: a few more than are seen."""
@@ -64,8 +82,12 @@ class PageRef:
 
 @dataclass
 class PageNodes:
-    """The nodes of one page: its results, and what changes with the number of keys read."""
+    """The nodes of one page: its results, and what changes with the page and with the number of keys read."""
 
+    ref: PageRef
+    """The page that is looked at now"""
+    keys: Window
+    values: Window
     mask: Tensor | None
     n_read: int
     output: Tensor
@@ -79,6 +101,13 @@ class PageNodes:
     """The weights with their first two axes swapped"""
     lying: Lying | None = None
     """Where results are read off in memory"""
+
+    def move(self, ref: PageRef, shape: PageShape) -> None:
+        """Looks at another page with room for as many keys."""
+        if ref is not self.ref:
+            self.ref, (keys, values) = ref, ref.places(shape)
+            self.keys.move(keys)
+            self.values.move(values)
 
     def aim(self, n_read: int) -> None:
         """Reads the first `n_read` keys of the page."""
@@ -106,7 +135,8 @@ Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass
 class PageGraph:
-    """A finished graph over pages. Its queries and results are exchanged once it has memory (`connect`)."""
+    """A finished graph over pages, which are others with each run. Queries and results are exchanged once it has memory
+    (`connect`)."""
 
     graph: Graph
     pages: list[PageNodes]
@@ -185,17 +215,18 @@ class PageGraphBuilder:
         The graph reads every page whole until it is aimed, so that it gets memory for that.
         """
         shape, n_rows = self._shape, self._n_rows
-        self._g = g = GraphBuilder(len(pages) * NODES_PER_PAGE_MAX + 2)
+        per_page = NODES_PER_PAGE_READ_OFF if self._reads_off else NODES_PER_PAGE_MAX
+        self._g = g = GraphBuilder(len(pages) * per_page + 2)
         add = self._add_f16 if shape.ggml_type == F16 else self._add_widened
         try:
             self._queries = g.input(F32, shape.head_dim, n_rows, shape.n_head_kv)
             nodes, results = [], None
-            for number, ref in enumerate(pages):
-                nodes.append(add(ref, self._mask(ref, number - n_whole) if number >= n_whole else None))
             if not self._reads_off:
                 results = g.input(F32, (shape.head_dim + 2) * n_rows * shape.n_head_kv, len(pages))
-                for number, page in enumerate(nodes):
-                    self._pick(page, g.view(results, results.ne[:1], (), number * results.nb[1]))
+            for number, ref in enumerate(pages):
+                nodes.append(add(ref, self._mask(ref, number - n_whole) if number >= n_whole else None))
+                if results:  # now, so that the next page's scores may lie where this one's do
+                    self._pick(nodes[-1], g.view(results, results.ne[:1], (), number * results.nb[1]))
         except BaseException:
             g.drop()
             raise
@@ -208,38 +239,51 @@ class PageGraphBuilder:
         return self._g.view(self._lasting_mask, shape, (), number * self._lasting_mask.nb[1])
 
     def _add_f16(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
-        g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys
-        k = g.view(ref.k, (d, n, n_head), ref.k_strides, ref.k_offset)
-        v = g.view(ref.v, (n, d, n_head), ref.v_strides, ref.v_offset)
+        g = self._g
+        k, v = self._windows(ref)
         scores = g.precise(g.matmul(k, self._queries))  # [n, n_rows, n_head_kv]
         weights = g.soft_max(scores, mask, self._scale)
-        nodes = self._page(mask, g.matmul(v, weights), scores, weights)
+        nodes = self._page(ref, (k, v), mask, g.matmul(v, weights), scores, weights)
         nodes.windows += [(k, 1), (v, 0)]
         return nodes
 
     def _add_widened(self, ref: PageRef, mask: Tensor | None) -> PageNodes:
         g, d, n_head, n = self._g, self._shape.head_dim, self._shape.n_head_kv, ref.n_keys
         numbers = g.view(self._key_numbers, (n,))
-        rows = [
-            g.view(ref.k, (d * n_head, n), ref.k_strides[:1], ref.k_offset),
-            g.view(ref.v, (d * n_head, n), ref.v_strides[:1], ref.v_offset),
-        ]
+        rows = self._windows(ref)
         wide = [g.get_rows(each, numbers) for each in rows]
         k, v = (g.view(each, (d, n, n_head), (each.nb[1], d * F32_BYTES)) for each in wide)
         scores = g.precise(g.matmul(k, self._queries))
         weights = g.soft_max(scores, mask, self._scale)
         turned = g.permute(weights, 1, 0, 2, 3)  # [n_rows, n, n_head_kv]
-        nodes = self._page(mask, g.outer_product(v, turned), scores, weights)
+        nodes = self._page(ref, rows, mask, g.outer_product(v, turned), scores, weights)
         nodes.windows += [(numbers, 0), *((each, 1) for each in (*rows, *wide, k, v))]
         nodes.turned = turned
         return nodes
 
-    def _page(self, mask: Tensor | None, output: Tensor, scores: Tensor, weights: Tensor) -> PageNodes:
+    def _windows(self, ref: PageRef) -> tuple[Tensor, Tensor]:
+        k, v = self._shape.windows(ref.n_keys)
+        n_strides = 2 if self._shape.ggml_type == F16 else 1
+        return (
+            self._g.view(ref.k, k, ref.k_strides[:n_strides], ref.k_offset),
+            self._g.view(ref.v, v, ref.v_strides[:n_strides], ref.v_offset),
+        )
+
+    def _page(
+        self,
+        ref: PageRef,
+        windows: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        output: Tensor,
+        scores: Tensor,
+        weights: Tensor,
+    ) -> PageNodes:
         self._g.run(output)
         if self._reads_off:
             for tensor in (output, scores, weights):
                 self._g.output(tensor)
-        nodes = PageNodes(mask, weights.ne[0], output, scores, weights)
+        keys, values = map(Window, windows)
+        nodes = PageNodes(ref, keys, values, mask, weights.ne[0], output, scores, weights)
         nodes.packed += [(t, 0) for t in (scores, weights, *([mask] if mask else []))]
         return nodes
 

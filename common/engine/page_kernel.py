@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
 import numpy as np
 
-from common.attention.partial import PartialAttention
+from common.attention.order import fold_groups, groups
+from common.attention.partial import PartialAttention, fold_all
 from common.attention.products import attend_rows, blas_threads
 from common.errors import EngineError, UnsupportedOperationError
 from common.ggml.backend import Backend
@@ -31,7 +32,8 @@ PAGES_MAX = 16
 """Pages in one graph, for the same reason."""
 READ_OFF_ROWS_MAX = 16
 """Up to so many rows, a page's scores and weights are read where they lie (on the CPU)."""
-GRAPHS_PER_LAYER = 4
+GRAPHS_MAX = 24
+"""Graphs differ by numbers of pages and rows alone: a ubatch takes about four, a pair of them twice as many."""
 TRIALS = 9
 CLEARLY = 1.15
 """All threads attend a few rows where they are at least so many times as fast as one."""
@@ -44,17 +46,13 @@ Form = Literal["kernels", "products"]
 class PageKernel:
     """For pages of one shape on one backend; one thread at a time."""
 
-    def __init__(self, backend: Backend, shape: PageShape, n_layer: int = 1, form: Form = "kernels") -> None:
-        """n_layer: of how many layers graphs are kept. form: of many rows; products are for f16 on the CPU only.
-
-        Raises OutOfMemoryError.
-        """
+    def __init__(self, backend: Backend, shape: PageShape, form: Form = "kernels") -> None:
+        """form: of many rows; products are for f16 on the CPU only. Raises OutOfMemoryError."""
         self.shape, self.form = shape, form
         self._backend = backend
         self._buffer = ComputeBuffer(backend)
         self._graphs: OrderedDict[tuple, PageGraph] = OrderedDict()
         self._arrays: dict[str, np.ndarray] = {}
-        self._n_graphs_max = GRAPHS_PER_LAYER * n_layer
         self._last_mask: tuple[tuple, np.ndarray] = ((), np.empty(0, np.float16))
         self._lasting_at: dict[int, tuple] = {}
         self._few_rows_threads: int | None = None
@@ -64,6 +62,11 @@ class PageKernel:
         self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
         self._arena.allocate(backend.buffer_type)
         self._key_numbers.write(np.arange(shape.page_tokens, dtype=np.int32))
+
+    @property
+    def n_graphs(self) -> int:
+        """Graphs that are kept: of numbers of pages and rows, not of layers and depths."""
+        return len(self._graphs)
 
     @property
     def compute_bytes(self) -> int:
@@ -77,24 +80,56 @@ class PageKernel:
 
         q f32 [n_head_kv, n_rows, head_dim]; every page must hold a key that some row sees. Raises EngineError.
         """
+        self._check(q, rows)
+        if self._by_products(rows):
+            with blas_threads(self._backend.n_threads):
+                return list(self._attend_products(q, scale, pages, rows))
+        blocks = [list(self._attend_block(q, scale, pages, rows, block)) for block in _blocks(rows)]
+        return blocks[0] if len(blocks) == 1 else [_side_by_side(b) for b in zip(*blocks, strict=True)]
+
+    def attend_groups(
+        self,
+        q: np.ndarray,
+        scale: float,
+        pages: tuple[PageRef, ...],
+        rows: QueryRows,
+        first_page: int,
+        group_pages: int,
+    ) -> Iterator[PartialAttention]:
+        """As attend(), the pages of each group folded, one group after the other. first_page: the first one's number.
+
+        Many rows take megabytes a page: of these, no more than one group's pages are attended before they are folded.
+        """
+        if rows.n_rows <= READ_OFF_ROWS_MAX:
+            yield from fold_groups(self.attend(q, scale, pages, rows), first_page, group_pages)
+            return
+        self._check(q, rows)
+        for group in groups(first_page, first_page + len(pages), group_pages):
+            yield self._fold_group(q, scale, pages[group.start - first_page : group.stop - first_page], rows)
+
+    def _fold_group(
+        self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows
+    ) -> PartialAttention:
+        if self._by_products(rows):
+            with blas_threads(self._backend.n_threads):
+                return fold_all(self._attend_products(q, scale, pages, rows))
+        blocks = [fold_all(self._attend_block(q, scale, pages, rows, block)) for block in _blocks(rows)]
+        return blocks[0] if len(blocks) == 1 else _side_by_side(blocks)
+
+    def _check(self, q: np.ndarray, rows: QueryRows) -> None:
         expected = (self.shape.n_head_kv, rows.n_rows, self.shape.head_dim)
         if q.shape != expected:
             raise EngineError(f"queries are {list(q.shape)}, expected {list(expected)}")
-        if self.form == "products" and rows.n_rows > READ_OFF_ROWS_MAX:
-            with blas_threads(self._backend.n_threads):
-                return [self._attend_products(q, scale, ref, rows) for ref in pages]
-        blocks = [
-            self._attend_block(q, scale, pages, rows, slice(r, min(r + ROWS_MAX, rows.n_rows)))
-            for r in range(0, rows.n_rows, ROWS_MAX)
-        ]
-        return blocks[0] if len(blocks) == 1 else [_side_by_side(b) for b in zip(*blocks, strict=True)]
 
-    def reserve(self, pages: tuple[PageRef, ...], n_rows: int) -> None:
+    def _by_products(self, rows: QueryRows) -> bool:
+        return self.form == "products" and rows.n_rows > READ_OFF_ROWS_MAX
+
+    def reserve(self, pages: tuple[PageRef, ...], n_rows: int, group_pages: int) -> None:
         """Takes the memory that attending these pages needs, and finds out how many threads suit so many rows.
 
         Raises UnsupportedOperationError, OutOfMemoryError.
         """
-        some = pages[:PAGES_MAX]
+        some = pages[: PAGES_MAX if n_rows <= READ_OFF_ROWS_MAX else min(PAGES_MAX, group_pages)]
         self._get(some, min(n_rows, ROWS_MAX), 1.0, len(some) - 1)
         if self._backend.n_threads > 1 and n_rows <= READ_OFF_ROWS_MAX:
             graph = self._get(pages[:1], n_rows, 1.0, 0)
@@ -109,12 +144,6 @@ class PageKernel:
         self._backend.compute(graph.graph.ptr, n_threads)
         return time.perf_counter() - started_s
 
-    def forget(self, tensors: Sequence[Tensor]) -> None:
-        """Drops the graphs that read one of these, whose memory is about to be freed."""
-        gone = {tensor.ptr for tensor in tensors}
-        for key in [key for key in self._graphs if any(ref.k.ptr in gone for ref in key[0])]:
-            self._graphs.pop(key).close()
-
     def close(self) -> None:
         """Frees graphs and memory. Calling it again does nothing."""
         self._drop_all()
@@ -125,20 +154,19 @@ class PageKernel:
 
     def _attend_block(
         self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows, block: slice
-    ) -> list[PartialAttention]:
-        if len(pages) <= PAGES_MAX:
-            return self._run(q, scale, pages, rows, block)
-        chunks = (pages[i : i + PAGES_MAX] for i in range(0, len(pages), PAGES_MAX))
-        return [part for chunk in chunks for part in self._run(q, scale, chunk, rows, block)]
+    ) -> Iterator[PartialAttention]:
+        for i in range(0, len(pages), PAGES_MAX):
+            yield from self._run(q, scale, pages[i : i + PAGES_MAX], rows, block)
 
     def _run(
         self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows, block: slice
-    ) -> list[PartialAttention]:
-        """One graph: some rows, some pages."""
+    ) -> Iterator[PartialAttention]:
+        """One graph: some rows, some pages. What it found is taken before another graph runs."""
         n_whole = sum(ref.first_position + ref.n_keys <= rows.position + 1 for ref in pages)
         graph = self._get(pages, block.stop - block.start, scale, n_whole)
         graph.queries_port.send(q[:, block])
         for number, (ref, nodes) in enumerate(zip(pages, graph.pages, strict=True)):
+            nodes.move(ref, self.shape)
             nodes.aim(ref.n_read(rows.end))
             if nodes.mask is not None:
                 slot = number - n_whole if graph.results is None else None
@@ -147,7 +175,6 @@ class PageKernel:
                 )
         few = block.stop - block.start <= READ_OFF_ROWS_MAX
         self._backend.compute(graph.graph.ptr, self._few_rows_threads if few else None)
-        parts = []
         for ref, (output, score, weight) in zip(pages, graph.read(), strict=True):
             l = np.reciprocal(weight)  # noqa: E741
             m = score * np.float32(scale)
@@ -155,8 +182,7 @@ class PageKernel:
             if ref.first_position > rows.position:
                 blind = rows.positions[block] < ref.first_position
                 m[:, blind], l[:, blind], o[:, blind] = -np.inf, 0, 0
-            parts.append(PartialAttention(m, l, o))
-        return parts
+            yield PartialAttention(m, l, o)
 
     def _write_mask(
         self, mask: Tensor, slot: int | None, what: tuple[int, int, QueryRows, int], block: slice
@@ -174,8 +200,12 @@ class PageKernel:
             self._lasting_at[slot] = what
 
     def _attend_products(
-        self, q: np.ndarray, scale: float, ref: PageRef, rows: QueryRows
-    ) -> PartialAttention:
+        self, q: np.ndarray, scale: float, pages: tuple[PageRef, ...], rows: QueryRows
+    ) -> Iterator[PartialAttention]:
+        for ref in pages:
+            yield self._page_products(q, scale, ref, rows)
+
+    def _page_products(self, q: np.ndarray, scale: float, ref: PageRef, rows: QueryRows) -> PartialAttention:
         n_keys = min(ref.n_keys, rows.end - ref.first_position)
         n_head, d = self.shape.n_head_kv, self.shape.head_dim
         k = _strided(ref.k, ref.k_offset, (n_head, n_keys, d), ref.k_strides)
@@ -188,12 +218,12 @@ class PageKernel:
     # --- graphs
 
     def _get(self, pages: tuple[PageRef, ...], n_rows: int, scale: float, n_whole: int) -> PageGraph:
-        key = (pages, n_rows, scale, n_whole)
+        key = (tuple(ref.n_keys for ref in pages), n_rows, scale, n_whole)
         graph = self._graphs.get(key)
         if graph is not None:
             self._graphs.move_to_end(key)
             return graph
-        if len(self._graphs) >= self._n_graphs_max:
+        if len(self._graphs) >= GRAPHS_MAX:
             self._graphs.popitem(last=False)[1].close()
         reads_off = self._backend.device.is_cpu and n_rows <= READ_OFF_ROWS_MAX
         lasting_mask = self._lasting_mask if reads_off else None
@@ -227,6 +257,11 @@ def causal_mask(first_position: int, n_read: int, positions: np.ndarray) -> np.n
     """
     last = np.maximum(positions, first_position)[:, None]
     return np.where(first_position + np.arange(n_read) <= last, VISIBLE, HIDDEN)
+
+
+def _blocks(rows: QueryRows) -> list[slice]:
+    """Rows that run together."""
+    return [slice(first, min(first + ROWS_MAX, rows.n_rows)) for first in range(0, rows.n_rows, ROWS_MAX)]
 
 
 def _strided(

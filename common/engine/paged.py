@@ -19,7 +19,6 @@ from common.ggml.backend import Backend
 from common.ggml.builder import GraphBuilder
 from common.state.pages import n_pages
 from common.state.sequence import SequenceState
-from common.wire.rows import KIND_K
 
 from .arch import SELECTS_EARLY
 from .graphs import NODES_OUTSIDE_LAYERS_MAX, NODES_PER_LAYER_MAX, GraphCache, Key, PlacedGraph, Shape
@@ -66,9 +65,7 @@ class PagedGraphs(GraphCache):
         self._paged_layers = [n for n in self._spec.layers if self._spec.kind(n) == "attention"]
         self._many_rows_from, self._lead = many_rows_from, lead
         shape = PageShape(self._spec.n_head_kv, self._spec.head_dim, self._page_tokens)
-        self.kernel: PageKernel = (
-            lead.kernel if lead else PageKernel(backend, shape, max(1, len(self._paged_layers)), many_rows)
-        )
+        self.kernel: PageKernel = lead.kernel if lead else PageKernel(backend, shape, many_rows)
         self._local: dict[SequenceState, LocalPages] = {}
         self._chosen: dict[SequenceState, ChooseSources] = {}
         self._second: PagedGraphs | None = None
@@ -170,8 +167,6 @@ class PagedGraphs(GraphCache):
         self._local.pop(state, None)
         if self._second:
             self._second.forget(state)
-        if not self._lead:
-            self.kernel.forget([state.layers[layer].tensors[KIND_K] for layer in self._paged_layers])
 
     def close(self) -> None:
         """Frees everything. Calling it again does nothing."""

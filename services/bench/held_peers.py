@@ -203,7 +203,7 @@ class PeerWorker:
             self._group_pages = form.group_pages
             layout = PageLayout(form.page_tokens, form.group_tokens, form.n_head_kv, form.head_dim)
             shape = PageShape(form.n_head_kv, form.head_dim, form.page_tokens)
-            self._kernel = PageKernel(self._backend, shape, len(form.layers), form.many_rows)
+            self._kernel = PageKernel(self._backend, shape, form.many_rows)
             at = lambda layer, page: self._places[layer, page]  # noqa: E731
             self._pages = MappedPages(self._backend, self._kernel, layout, form.group_pages, at)
         if not self._is_up or groups == self._groups:
@@ -250,10 +250,8 @@ class PeerWorker:
         assert self._pages is not None
         keys_end = message.group_end * 1_000_000
         rows = QueryRows(keys_end, message.n_tokens, message.n_rows // message.n_tokens)
-        parts = self._pages.attend(
-            PageQuery(message.layer, q, message.scale, rows),
-            range(self._first + message.group_first, self._first + message.group_end),
-        )
+        groups = range(self._first + message.group_first, self._first + message.group_end)
+        parts = list(self._pages.attend(PageQuery(message.layer, q, message.scale, rows), groups))
         parts = parts if message.per_group else [fold_all(parts)]
         m, l, o = (np.stack([getattr(part, name) for part in parts]) for name in "mlo")  # noqa: E741
         if fault == "wrong":

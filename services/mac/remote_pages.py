@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +32,8 @@ FROZEN_WITHIN = 1e-2
 """How far answers of frozen pages may be from ours (docs/frozen-pages.md), relative to the largest output."""
 
 log = get_log()
-Attend = Callable[[PageQuery, range], list[PartialAttention]]
-"""Attends whole groups here: one partial for each."""
+Attend = Callable[[PageQuery, range], Iterable[PartialAttention]]
+"""Attends whole groups here: one partial for each, when it is taken."""
 Erred = Callable[[int, int, str, str, bool], None]
 """worker, epoch, cause, detail, quarantine"""
 
@@ -100,17 +100,17 @@ class HeldWorker:
         return min(ANSWER_S_MAX, max(ANSWER_S_MIN, LATE * pace * n_rows * len(groups)))
 
     def answer(self, ticket: int, until_s: float, clock: Callable[[], float]) -> tuple[h.Attended, tuple]:
-        """The answer to a query, or LinkError."""
+        """The answer to a query, or LinkError. One that is there is taken, however long another was waited for."""
         while ticket not in self._answers:
             if self.asker.losses() != self._losses:
                 self._losses = self.asker.losses()
                 self._waiting.clear()
                 raise LinkError("the bridge went away", cause="down")
-            left_s = until_s - clock()
-            if left_s <= 0:
+            left_s = max(0.0, until_s - clock())
+            received = self.asker.recv(min(left_s, 0.1), hot_s=min(left_s, HOT_S))
+            if received is None and not left_s:
                 self._waiting.discard(ticket)
                 raise LinkError("no answer in time", cause="deadline")
-            received = self.asker.recv(min(left_s, 0.1), hot_s=HOT_S)
             if received is not None and received.message.ticket in self._waiting:
                 self._waiting.discard(received.message.ticket)
                 self._answers[received.message.ticket] = received.message
@@ -152,13 +152,15 @@ class HeldGroups:
         """See KvSource."""
         self._query, self._asked = query, self._workers.ask(query, self._n_groups)
 
-    def wait_attend(self) -> list[PartialAttention]:
+    def wait_attend(self) -> Iterator[PartialAttention]:
         """See KvSource; what is to be done here is done first. Raises as reading the journal does, of a lost page."""
         assert self._query is not None, "awaited before it was asked"
-        runs, parts = self._asked, dict[int, list[PartialAttention]]()
+        runs, parts = self._asked, dict[int, Iterable[PartialAttention]]()
         for number in sorted(range(len(runs)), key=lambda number: runs[number].worker is not None):
-            parts[number] = self._workers.parts(self._query, runs[number])
-        return [part for number in range(len(runs)) for part in parts[number]]
+            found = self._workers.parts(self._query, runs[number])
+            parts[number] = found if len(runs) == 1 else list(found)
+        for number in range(len(runs)):
+            yield from parts[number]
 
 
 class HeldWorkers:
@@ -217,7 +219,7 @@ class HeldWorkers:
                 self._lose(asked, "down", str(error))
         return runs
 
-    def parts(self, query: PageQuery, asked: _Asked) -> list[PartialAttention]:
+    def parts(self, query: PageQuery, asked: _Asked) -> Iterable[PartialAttention]:
         """The partials of a run: the worker's when they are good, else computed here."""
         worker = asked.worker
         if worker is not None:
@@ -278,7 +280,7 @@ class HeldWorkers:
     ) -> None:
         """Compute the groups that are due here, too. Raises LinkError where they differ."""
         for group in asked.checked:
-            ours = self._attend_here(query, range(group, group + 1))[0]
+            (ours,) = self._attend_here(query, range(group, group + 1))
             theirs = parts[group - asked.groups.start]
             same = _close(ours, theirs) if frozen else _equal(ours, theirs)
             self._counts.shadow_checked("equal" if same else "breach")

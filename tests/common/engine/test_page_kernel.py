@@ -2,19 +2,20 @@
 
 Random pages of both types, groups of heads, ubatches that straddle pages, rows that see nothing of a page; the fold of
 the pages' partials is compared with a textbook softmax over all keys at once. Then: what else is in a graph, how far
-it reads and which rows stand beside a row change no bit.
+it reads, whose pages it read before and which rows stand beside a row change no bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.attention.order import fold_groups
 from common.attention.partial import PartialAttention, fold_all
 from common.attention.reference import softmax_attention
 from common.engine.kv_source import QueryRows
@@ -207,6 +208,51 @@ def test_what_else_is_attended_changes_no_bit(backend: Backend) -> None:
     for a, b, c in zip(together, again, alone, strict=True):
         assert all(np.array_equal(getattr(a, n), getattr(b, n)) for n in "mlo")
         assert all(np.array_equal(getattr(a, n), getattr(c, n)) for n in "mlo")
+    case.close()
+
+
+@pytest.mark.parametrize("ggml_type", [F16, Q8_0])
+def test_pages_of_other_layers_and_depths_share_graphs_and_memory(backend: Backend, ggml_type: int) -> None:
+    """The second layer's pages by the first's kernel: no graph and no byte more, and the bits of its own kernel."""
+    first, second = (Case(backend, 2, 3, 64, 64, 8, ggml_type, seed=seed) for seed in (0, 1))
+    for rows in (QueryRows(8 * 64 - 1, 1, 3), QueryRows(8 * 64 - 40, 40, 3)):
+        q = first.queries(rows)
+        for begin in (0, 2, 4):
+            refs = first.refs[begin : begin + 2]
+            first.kernel.attend(q, first.scale, refs, QueryRows(8 * 64, rows.n_tokens, 3))
+        n_graphs, n_bytes = first.kernel.n_graphs, first.kernel.compute_bytes
+        for begin in (4, 0, 2):
+            refs, deep = second.refs[begin : begin + 2], QueryRows(8 * 64, rows.n_tokens, 3)
+            shared = first.kernel.attend(q, first.scale, refs, deep)
+            own = second.kernel.attend(q, first.scale, refs, deep)
+            for a, b in zip(shared, own, strict=True):
+                assert all(np.array_equal(getattr(a, n), getattr(b, n)) for n in "mlo")
+        assert (first.kernel.n_graphs, first.kernel.compute_bytes) == (n_graphs, n_bytes)
+    assert first.kernel.n_graphs <= 2
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("form", ["kernels", "products"])
+@pytest.mark.parametrize("n_tokens", [1, 40, 200])
+def test_groups_are_the_folds_of_their_pages(backend: Backend, form: Form, n_tokens: int) -> None:
+    """Also of more rows than a graph takes, and from a page within a group on."""
+    case = Case(backend, 1, 3, 32, 64, 7, form=form)
+    rows = QueryRows(7 * 64 - n_tokens, n_tokens, 3)
+    q = case.queries(rows)
+    pages = case.kernel.attend(q, case.scale, case.refs[1:], rows)
+    folded = case.kernel.attend_groups(q, case.scale, case.refs[1:], rows, 1, 2)
+    for a, b in zip(fold_groups(pages, 1, 2), folded, strict=True):
+        assert all(np.array_equal(getattr(a, n), getattr(b, n)) for n in "mlo")
+    case.close()
+
+
+def test_a_page_outside_its_tensor_is_refused(backend: Backend) -> None:
+    case = Case(backend, 1, 1, 32, 64, 2)
+    case.attend(case.queries(rows := QueryRows(127, 1, 1)), rows)
+    beyond = replace(case.refs[1], k_offset=2 * case.refs[1].k_offset)
+    with pytest.raises(EngineError, match=r"a window .* is not in"):
+        case.kernel.attend(case.queries(rows), case.scale, (case.refs[0], beyond), rows)
     case.close()
 
 

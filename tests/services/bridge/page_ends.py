@@ -67,7 +67,7 @@ class JournalFile:
         mapped = MappedPages(backend, kernel, layout, p.group_pages, lambda *key: self.places[key])
         try:
             rows = QueryRows(p.n_pages * p.page_tokens, n_tokens, p.n_group)
-            return mapped.attend(PageQuery(layer, p.queries(n_tokens), p.scale, rows), groups)
+            return list(mapped.attend(PageQuery(layer, p.queries(n_tokens), p.scale, rows), groups))
         finally:
             mapped.close()
             kernel.close()
