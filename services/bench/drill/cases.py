@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Expected = Literal["goes on", "ends"]
-"""goes on: the answer is complete and its tokens are right. ends: it may also end with an error that says why."""
+"""goes on: the answer is complete and its tokens are right. ends: it ends with an error that says why."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class DrillCase:
     expected: Expected = "goes on"
     loses_worker: bool = False
     """The read's report must tell that the worker was lost."""
+    past: bool = False
+    """Past the host's limit: old pages are with the worker and in the journal."""
+    loses_pages: bool = False
+    """The mac process must have counted that the journal stood in for the worker's pages."""
     slow_link: bool = False
     """Nothing is struck; the whole answer goes over a slow link."""
 
@@ -43,8 +47,23 @@ CASES = (
 )
 """Kills come late: a process that lived for ten seconds is started again at once, one that did not is not."""
 
-NOT_BUILT = ("cable cut mid-decode past the host's limit (held pages)",)
-"""Asked for and not possible yet; told in the table, so that nobody takes them for passed."""
+PAST_CASES = tuple(
+    replace(case, name=f"past the limit: {case.name}", past=True)
+    for case in (
+        DrillCase("cable cut mid-read", "cut in query 2", loses_pages=True),
+        DrillCase("cable cut mid-decode", "cut in query 2", while_reading=False, loses_pages=True),
+        DrillCase("worker frozen", "freeze {frozen} during query 2", while_reading=False, loses_pages=True),
+        DrillCase("corrupted query", "flip in query 2", loses_pages=True),
+        DrillCase("corrupted answer", "flip answering query 2", while_reading=False, loses_pages=True),
+        DrillCase("worker out of memory", "out-of-memory during append 1"),
+        DrillCase("worker killed", kill="worker", while_reading=False, loses_pages=True),
+        DrillCase("bridge killed", kill="bridge", while_reading=False, loses_pages=True),
+        DrillCase("broker killed", kill="broker", while_reading=False),
+        DrillCase("mac killed", kill="mac", while_reading=False, expected="ends"),
+        DrillCase("slow link", slow_link=True),
+    )
+)
+"""The same conversation is asked twice in each: its beginning, so that pages go to the worker, then all of it."""
 
 
 @dataclass
@@ -54,11 +73,16 @@ class Struck:
     case: DrillCase
     happened: bool = False
     error: str = ""
+    said: str = ""
+    """What came of it, when it is not an answer's end."""
     right_error: bool = False
     """The error is one of ours that says what happened."""
     n_compared: int = 0
     n_equal: int = 0
     fallbacks: tuple[str, ...] = ()
+    """Causes for which work of the worker was done here instead: of a read, or of pages past the limit."""
+    remote: int = 0
+    """Groups of old pages that the worker attended for the struck answer, and the one after it."""
     lost_s: float = 0.0
     """Seconds that the struck answer took longer than an undisturbed one; 0 when it ended."""
     again_s: float = 0.0
@@ -74,9 +98,14 @@ class Struck:
     @property
     def outcome(self) -> str:
         """In the words of the table."""
+        if self.said:
+            return self.said
         if self.error:
             return f"ended: {self.error}"
-        return f"went on, worker lost ({', '.join(self.fallbacks)})" if self.fallbacks else "went on"
+        if not self.fallbacks:
+            return "went on"
+        how = "from the journal" if self.case.past else "worker lost"
+        return f"went on, {how} ({', '.join(self.fallbacks)})"
 
 
 def judge(struck: Struck) -> list[str]:
@@ -86,6 +115,8 @@ def judge(struck: Struck) -> list[str]:
         found.append("it did not happen, so nothing was tried")
     if struck.error and struck.case.expected == "goes on":
         found.append(f"the answer ended: {struck.error}")
+    elif struck.case.expected == "ends" and struck.happened and not struck.error:
+        found.append("it was killed too late: the answer was complete")
     elif struck.error and not struck.right_error:
         found.append(f"it ended with another error than promised: {struck.error}")
     if struck.n_equal != struck.n_compared:
@@ -94,11 +125,18 @@ def judge(struck: Struck) -> list[str]:
         found.append("no token was compared")
     if struck.case.loses_worker and struck.happened and not (struck.error or struck.fallbacks):
         found.append("the read does not tell that the worker was lost")
+    if struck.case.loses_pages and struck.happened and not (struck.error or struck.fallbacks):
+        found.append("nothing tells that the journal stood in for the worker's pages")
+    if struck.case.past and not struck.remote:
+        found.append("the worker attended no old page, so nothing of it could be lost")
     return found + [f"leaked: {text}" for text in struck.leaks]
 
 
 def possible(
-    cases: Sequence[DrillCase], processes: Collection[str], takes_faults: bool, own_worker: bool
+    cases: Sequence[DrillCase],
+    processes: Collection[str],
+    takes_faults: bool,
+    own_worker: bool,
 ) -> tuple[list[DrillCase], list[tuple[str, str]]]:
     """(cases that can be tried here, (name, why not) of the others).
 
@@ -115,4 +153,4 @@ def possible(
             left_out.append((case.name, "the link to a worker elsewhere is what it is"))
         else:
             chosen.append(case)
-    return chosen, left_out + [(name, "not built yet") for name in NOT_BUILT]
+    return chosen, left_out

@@ -19,11 +19,16 @@ TEXT_STEP = 4567
 
 
 def prompts(
-    model: Path, like: Settings, lengths: list[tuple[int, int]], progress: Callable[[str], None]
+    model: Path,
+    like: Settings,
+    lengths: list[tuple[int, int]],
+    progress: Callable[[str], None],
+    n_first: int = 0,
 ) -> list[Prompt]:
     """One prompt for each (tokens of the prompt, tokens of the answer), answered by a host alone set up `like` this.
 
-    Starts that host and ends it. Raises ServiceError when it fails.
+    That host keeps all pages in memory; it is started and ended here. n_first: so many tokens of each are asked by
+    themselves before. Raises ServiceError when the host fails.
     """
     host = like.host
     vocabulary = Vocabulary.load(model)
@@ -37,6 +42,11 @@ def prompts(
         threads=host.n_threads,
         weights=host.weights,
         decode=host.decode,
+        kv_host_tokens=host.kv_host_tokens,
+        kv_host_bytes=host.kv_host_bytes,
+        page_tokens=host.page_tokens,
+        group_pages=host.group_pages,
+        hold="off",
     ) as rig:
         alone = rig.seat_alone()
         rig.wait_ready(alone)
@@ -45,5 +55,5 @@ def prompts(
             token_ids = natural_tokens(model, n_prompt, skip=number * TEXT_STEP)
             right = alone.client.generate(token_ids, n_tokens).token_ids
             ends = [index for index, token_id in enumerate(right) if token_id in end_ids]
-            made.append(Prompt(token_ids.tolist(), right[: ends[0]] if ends else right))
+            made.append(Prompt(token_ids.tolist(), right[: ends[0]] if ends else right, n_first))
     return made

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from common.config import Settings
 from common.errors import OutriggerError, ServiceError, SettingError
+from common.limits import MIB
+from services.bench.drill.journal import look_at
 from services.bench.faults.far_end import FarEnd
 from services.bench.faults.footprint import Footprint, footprints
 from services.bench.faults.system import RunningSystem
@@ -27,7 +31,21 @@ LEASE_S = 20.0
 """A client that left is forgotten after so long."""
 N_CTX_MAX = 4096
 LOOK_S = 0.1
-ZERO_AT_REST = ("outrigger_requests_running", "outrigger_requests_waiting")
+SUPERVISOR = "services.launch.supervisord"
+"""The one process between `outrigger run` and the others."""
+ZERO_AT_REST = {
+    "mac": ("outrigger_requests_running", "outrigger_requests_waiting", "outrigger_journal_lag_pages"),
+    "broker": ("outrigger_journal_lag_seconds",),
+}
+PAST_THE_LIMIT: dict[str, object] = {
+    "kv_host_tokens": 1024,
+    "kv_host_bytes": 0,
+    "page_tokens": 128,
+    "group_pages": 2,
+    "shadow_every": 100,
+    "journal_mib": 512,
+}
+"""Settings with which a conversation of some thousand tokens is past the host's limit."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +60,8 @@ class Told:
 class Struckable:
     """Use as a context. own_worker: started here, on an emulated link that takes faults."""
 
-    def __init__(self, model: Path, settings: Settings, emulate: str = "loopback") -> None:
-        """Raises SettingError when these settings name no worker that could be lost."""
+    def __init__(self, model: Path, settings: Settings, emulate: str = "loopback", **more: object) -> None:
+        """more: settings by flat name. Raises SettingError when these settings name no worker that could be lost."""
         check_drillable(settings)
         self.own_worker = not settings.bridge.worker_host
         flags: dict[str, object] = {
@@ -54,11 +72,14 @@ class Struckable:
             "split_tokens_min": 512,
             "zmq_lease_s": LEASE_S,
         }
+        flags |= more
         if self.own_worker:
             flags |= {"worker_emulate": emulate, "threads": 1, "worker_threads": 1}
         self.system = RunningSystem(model, like=settings, **flags)
         self.settings = self.system.settings
         self.client: OutriggerClient | None = None
+        self.left_behind: list[str] = []
+        """What was still there once all was stopped."""
 
     def __enter__(self) -> Struckable:
         self.system.__enter__()
@@ -68,7 +89,12 @@ class Struckable:
     def __exit__(self, *_: object) -> None:
         if self.client:
             self.client.close()
-        self.system.__exit__()
+        ours = self.descendants()
+        self.system.stop()
+        self.left_behind = [f"pid {pid} {text}" for pid, text in ours.items() if psutil.pid_exists(pid)]
+        if look_at(Path(self.settings.broker.journal_dir)).is_locked:
+            self.left_behind.append("the journal's lock")
+        self.system.remove()
 
     # --- asking
 
@@ -105,7 +131,12 @@ class Struckable:
             return str(error)
         pids = self.system.pids()
         late = [name for name, pid in (but or {}).items() if pids.get(name, pid) == pid]
-        return f"{', '.join(late)} did not start again" if late else ""
+        if late:
+            return f"{', '.join(late)} did not start again"
+        holds = self.settings.host.kv_host_tokens < self.settings.host.n_ctx
+        if holds and not self.value("bridge", "outrigger_pages_up"):
+            return "no worker that holds pages is connected"
+        return ""
 
     def wait_whole(self, timeout_s: float, but: dict[str, int] | None = None) -> None:
         """Raises ServiceError with the reason when not everything stands ready in time."""
@@ -138,14 +169,56 @@ class Struckable:
         """Of every process, launch included."""
         return footprints({"launch": self.system.pid, **self.pids()})
 
+    def metrics(self, process: str) -> dict[str, float]:
+        """Its series; none while it is not there."""
+        try:
+            return scrape(getattr(self.settings.metrics, f"{process}_port"))
+        except OSError:
+            return {}
+
+    def value(self, process: str, series: str) -> float:
+        """One of them; 0 while it is not there."""
+        return self.metrics(process).get(series, 0.0)
+
     def not_at_rest(self) -> list[str]:
-        """Gauges that must be zero when nothing is asked, and are not."""
-        found = scrape(self.settings.metrics.mac_port)
-        return [f"{name} is {found[name]:g}" for name in ZERO_AT_REST if found.get(name, 0.0)]
+        """Gauges that must be zero when nothing is asked, a journal that is not as its broker says, spare processes."""
+        found = []
+        for process, names in ZERO_AT_REST.items():
+            seen = self.metrics(process)
+            found += [f"{name} is {seen[name]:g}" for name in names if seen.get(name, 0.0)]
+        broker = self.settings.broker
+        known = self.value("broker", "outrigger_journal_bytes")
+        found += look_at(Path(broker.journal_dir)).wrong(known, broker.journal_mib * MIB)
+        mine = self.pids().values()
+        return found + [
+            f"a process too many runs: {pid} {command}"
+            for pid, command in self.descendants().items()
+            if pid not in mine and SUPERVISOR not in command
+        ]
+
+    def descendants(self) -> dict[int, str]:
+        """Command by process id, of every process that comes from `outrigger run`."""
+        found = {}
+        for each in psutil.Process(self.system.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found[each.pid] = " ".join(each.cmdline())
+        return found
 
 
 def _place(bridge: Any) -> tuple[int, str]:
     return bridge.worker_control_port, bridge.worker_host
+
+
+def why_not_past(settings: Settings) -> str:
+    """Why old pages cannot leave the host with these settings; empty when they can."""
+    host = settings.host
+    if host.hold == "off":
+        return "host.hold is off: all pages stay in the host's memory"
+    if host.decode == "fused":
+        return "host.decode is fused: only pages can leave the host's memory"
+    if settings.worker.pages == "off" and not settings.bridge.worker_host:
+        return "worker.pages is off: the worker holds none"
+    return ""
 
 
 def check_drillable(settings: Settings) -> None:

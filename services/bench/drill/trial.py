@@ -33,6 +33,8 @@ class Prompt:
 
     token_ids: list[int]
     right: tuple[int, ...]
+    n_first: int = 0
+    """So many of its tokens are asked by themselves before; 0: all at once."""
 
 
 class Subject:
@@ -43,21 +45,23 @@ class Subject:
         self.usual_s = 0.0
         self._before: dict[str, Footprint] = {}
         self._pids: dict[str, int] = {}
+        self._young: set[str] = set()
+        """Processes that were looked at once only: not everything they connect to may be there yet."""
 
     def prepare(self) -> None:
         """Undisturbed answers. Raises ServiceError when the worker takes no part or a token differs."""
         took = []
         for _ in range(WARM_UP):
             self.system.wait_whole(AGAIN_S_MAX)
-            prompt = self._next()
+            prompt = self._begin()
             told = self._ask(prompt)
             if told.token_ids != prompt.right:
                 raise ServiceError("an undisturbed answer already differs from that of the host alone")
-            if not told.report.get("tokens_worker"):
-                raise ServiceError(f"the worker took no part: {told.report.get('bypass_reason')}")
+            if why := self._why_no_part(told):
+                raise ServiceError(f"the worker took no part: {why}")
             took.append(told.seconds)
+            self._remember()
         self.usual_s = median(took)
-        self._remember()
 
     def run(self, case: DrillCase) -> Struck:
         """Strike once. What is wrong stands in the result's `problems`."""
@@ -75,9 +79,35 @@ class Subject:
             struck.problems.append(str(error))
         struck.again_s = time.monotonic() - ended_s
         struck.leaks = self._leaks()
+        self._settled(struck)
         struck.problems += judge(struck)
         self._remember()
         return struck
+
+    # --- what another kind of subject does otherwise
+
+    def _begin(self) -> Prompt:
+        """The next prompt, with everything ready for it to be asked."""
+        return self._next()
+
+    def _why_no_part(self, told: Told) -> str:
+        """Why the worker took no part in an answer; empty when it did."""
+        return "" if told.report.get("tokens_worker") else str(told.report.get("bypass_reason"))
+
+    def _answered(self, struck: Struck, told: Told) -> None:
+        """Note what the worker's loss did to an answer that went on."""
+        struck.fallbacks = tuple(told.report.get("fallbacks", ()))
+
+    def _begin_again(self, struck: Struck) -> Prompt:
+        """The prompt that is asked once all is whole again."""
+        return self._begin()
+
+    def _followed(self, struck: Struck, prompt: Prompt, told: Told) -> None:
+        """Note the answer after the struck one."""
+        struck.compare(prompt.right, told.token_ids)
+
+    def _settled(self, struck: Struck) -> None:
+        """Note what is known once all is over."""
 
     # --- strokes
 
@@ -85,7 +115,7 @@ class Subject:
         end = self.system.far_end()
         if end is None:
             raise ServiceError("the worker's control channel takes no faults any more")
-        n_before = 0
+        n_before, prompt = 0, self._begin()
 
         def arm() -> None:
             nonlocal n_before
@@ -94,10 +124,10 @@ class Subject:
         try:
             if struck.case.while_reading:
                 arm()
-                self._answer(struck, lambda: None)
+                self._answer(struck, prompt, lambda: None)
             else:
-                self._answer(struck, arm)
-                end.wait_spent(SETTLE_S)
+                self._answer(struck, prompt, arm)
+            end.wait_spent(SETTLE_S)
             struck.happened = bool(end.fired(n_before))
             if not struck.happened:
                 end.ask("disarm")
@@ -106,16 +136,16 @@ class Subject:
 
     def _strike_by_hand(self, struck: Struck, killed: dict[str, int] | None) -> None:
         """A kill, or with None an answer that nothing is done to."""
+        prompt = self._begin()
 
         def strike() -> None:
             struck.happened = True
             for pid in (killed or {}).values():
                 os.kill(pid, signal.SIGKILL)
 
-        self._answer(struck, strike)
+        self._answer(struck, prompt, strike)
 
-    def _answer(self, struck: Struck, strike: Callable[[], None]) -> None:
-        prompt = self._next()
+    def _answer(self, struck: Struck, prompt: Prompt, strike: Callable[[], None]) -> None:
         try:
             told = self.system.ask(
                 prompt.token_ids, len(prompt.right), strike, while_reading=struck.case.while_reading
@@ -126,7 +156,7 @@ class Subject:
             struck.right_error = isinstance(error, ServiceError) and all(w in said for w in KILLED_WORDS)
             return
         struck.compare(prompt.right, told.token_ids)
-        struck.fallbacks = tuple(told.report.get("fallbacks", ()))
+        self._answered(struck, told)
         struck.lost_s = told.seconds - self.usual_s
 
     # --- afterwards
@@ -134,11 +164,11 @@ class Subject:
     def _until_whole(self, struck: Struck, killed: dict[str, int] | None) -> None:
         """Until everything is ready, and an answer is right again."""
         until_s = time.monotonic() + AGAIN_S_MAX
-        prompt = self._next()
         while True:
             self.system.wait_whole(max(0.0, until_s - time.monotonic()), killed)
             with suppress(ServiceError):  # a process that ended a moment ago still counted as ready
-                struck.compare(prompt.right, self._ask(prompt).token_ids)
+                prompt = self._begin_again(struck)
+                self._followed(struck, prompt, self._ask(prompt))
                 return
 
     def _leaks(self) -> list[str]:
@@ -147,7 +177,7 @@ class Subject:
         before = {
             name: held
             for name, held in self._before.items()
-            if name == "launch" or same.get(name) == self._pids.get(name)
+            if name not in self._young and (name == "launch" or same.get(name) == self._pids.get(name))
         }
         found = leaks(before, self.system.footprints, SETTLE_S)
         until_s = time.monotonic() + SETTLE_S
@@ -156,15 +186,12 @@ class Subject:
         return found + gauges
 
     def _remember(self) -> None:
-        """What processes hold, of those that were not looked at before."""
+        """What processes hold, of those that were not looked at twice before."""
         pids = self.system.pids()
         now = self.system.footprints()
-        kept = {
-            name: held
-            for name, held in self._before.items()
-            if name == "launch" or pids.get(name) == self._pids.get(name)
-        }
-        self._before, self._pids = now | kept, pids
+        same = {name for name in self._before if name == "launch" or pids.get(name) == self._pids.get(name)}
+        kept = {name: self._before[name] for name in same - self._young}
+        self._before, self._pids, self._young = now | kept, pids, now.keys() - same
 
     def _ask(self, prompt: Prompt) -> Told:
         return self.system.ask(prompt.token_ids, len(prompt.right))

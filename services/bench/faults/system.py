@@ -42,13 +42,20 @@ class RunningSystem:
         """flags: settings by flat name, over those of `like`. Ports stay the same when a process starts again."""
         self.folder = Path(tempfile.mkdtemp(prefix="outrigger-"))
         ports = {name: free_port() for name in PORTS}
-        link = {"listen_port": free_port(), "listen_control_port": free_port()}
+        link = {name: free_port() for name in ("listen_port", "listen_control_port", "listen_pages_port")}
         run_dir = self.folder / "run"
         run_dir.mkdir(mode=0o700)
         settings = load_settings(
             None,
             to_environ(like) if like else {},
-            {"run_dir": str(run_dir), "model": str(model), **ports, **link, **flags},
+            {
+                "run_dir": str(run_dir),
+                "journal_dir": str(self.folder / "journal"),
+                "model": str(model),
+                **ports,
+                **link,
+                **flags,
+            },
         )
         self.settings = settings
         self.run_dir = settings.run_dir
@@ -108,6 +115,11 @@ class RunningSystem:
         return (self.folder / "said").read_text(errors="replace")
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.remove()
+
+    def stop(self) -> None:
+        """End all processes, as Ctrl-C does."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         try:
@@ -115,4 +127,7 @@ class RunningSystem:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def remove(self) -> None:
+        """Remove its files."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,5 @@
-"""Two cases of a drill on a real system: a cut cable goes on, a killed gateway ends with the right error.
+"""Cases of a drill on a real system: a cut cable goes on, a killed gateway ends with the right error; past the host's
+limit a cut cable goes on from the journal.
 
 Method: the system as `outrigger run` starts it, with the smallest synthetic model and the emulated worker.
 """
@@ -13,12 +14,15 @@ import pytest
 from common.config import load_settings
 from common.errors import ServiceError, SettingError
 from common.model.synthetic import ensure_preset
-from services.bench.drill.cases import CASES
+from services.bench.drill import past
+from services.bench.drill.cases import CASES, PAST_CASES
+from services.bench.drill.past import Growth, PastSubject
 from services.bench.drill.prompts import prompts
-from services.bench.drill.system import Struckable, check_drillable
+from services.bench.drill.system import PAST_THE_LIMIT, Struckable, check_drillable, why_not_past
 from services.bench.drill.trial import Subject
 
 CUT, KILLED = CASES[0], next(case for case in CASES if case.kill == "gateway")
+PAST_CUT = PAST_CASES[1]
 
 
 def test_a_cut_cable_and_a_killed_gateway() -> None:
@@ -31,6 +35,33 @@ def test_a_cut_cable_and_a_killed_gateway() -> None:
         cut, killed = subject.run(CUT), subject.run(KILLED)
     assert cut.problems == [] and cut.fallbacks == ("down",) and cut.n_equal == 16
     assert killed.problems == [] and killed.n_equal >= 8
+
+
+def test_a_cut_cable_past_the_limit() -> None:
+    model = ensure_preset("tiny")
+    with Struckable(model, load_settings(None, {}), **PAST_THE_LIMIT) as system:
+        system.wait_whole(90.0)
+        lengths = [(past.N_PROMPT, past.N_TOKENS)] * past.N_PROMPTS
+        right = prompts(model, system.settings, lengths, lambda _text: None, past.N_FIRST)
+        asked = itertools.cycle(right)
+        subject = PastSubject(system, lambda: next(asked), 1.0)
+        subject.prepare()
+        cut = subject.run(PAST_CUT)
+    assert cut.problems == [] and cut.fallbacks == ("down",) and cut.n_equal > past.N_TOKENS
+    assert system.left_behind == []
+
+
+def test_counters_that_begin_anew_are_added_up() -> None:
+    growth = Growth()
+    for now in (3.0, 5.0, None, 1.0, 4.0):
+        growth.look({} if now is None else {"n": now})
+    assert growth.by_series == {"n": 6.0}
+
+
+@pytest.mark.parametrize("flags", [{"hold": "off"}, {"decode": "fused"}, {"worker_pages": "off"}])
+def test_settings_that_keep_all_pages_in_memory_are_named(flags: dict[str, object]) -> None:
+    assert why_not_past(load_settings(None, {})) == ""
+    assert next(iter(flags.values())) in why_not_past(load_settings(None, {}, flags))
 
 
 @pytest.mark.parametrize(
