@@ -1,5 +1,7 @@
 """`outrigger bench recovery`: how fast a new worker has the old pages again, against reading them from the same disk.
 
+This is the first part; what a conversation waits for is the second (recovery_cut.py).
+
 Real processes: a worker that holds pages only, a bridge and a broker, on free ports; this process speaks as the mac
 process does. Pages have the shape of a 27B's (4 key/value heads of 256 elements, 4,096 keys), fewer layers, random
 bytes. The worker is killed and started again; the clock runs from the first page placed to the last, so that starting a
@@ -25,6 +27,7 @@ from common.wire import held as h
 from common.wire.routes import HOLD
 from services.bench.processes import Processes
 from services.bench.query import settings_of
+from services.bench.recovery_cut import MODEL, measure, tell
 from services.bench.report import Report, report_options
 from services.runtime.bus import BlockingAsker
 from services.runtime.endpoints import route_endpoint
@@ -152,7 +155,9 @@ def bench_recovery(report: Report) -> None:
                     read = read_s(mac.places[len(form.layers) :], form.image_bytes)
                     taken[cold].append((pushed, read))
                     report.row(cold=cold, push_s=pushed, read_s=read, n_bytes=n_bytes)
-    report.note(f"27B page shape, {len(form.layers)} layers, {n_bytes >> 20} MiB of random bytes a round")
+    report.note(
+        f"pushed: pages of a 27B's shape, {len(form.layers)} layers, {n_bytes >> 20} MiB of random bytes a round"
+    )
     for cold, rounds in taken.items():
         pushed, read = (float(np.median([each[index] for each in rounds])) for index in (0, 1))
         name = "cold" if cold else "cached"
@@ -164,7 +169,12 @@ def bench_recovery(report: Report) -> None:
 @click.command()
 @report_options
 def command(as_json: bool, quick: bool, results_folder: Path | None) -> None:
-    """Measure how fast a worker that was started anew is given a conversation's old pages, against reading them."""
-    report = Report("recovery", "none", as_json=as_json, quick=quick, results_folder=results_folder)
+    """Measure how fast a worker that was started anew is given a conversation's old pages, against reading them.
+
+    And what a conversation waits for when the cable is cut, and when mac, bridge and broker are killed, with its tokens
+    compared.
+    """
+    report = Report("recovery", MODEL, as_json=as_json, quick=quick, results_folder=results_folder)
     bench_recovery(report)
+    tell(report, measure(report))
     report.finish()

@@ -32,6 +32,8 @@ OPEN_S = 20.0
 """How long a read waits for what the journal may have of its prompt."""
 FULL_S = 30.0
 """How long a request waits for memory, or for the journal, before it fails."""
+ROOM_S_MAX = 30.0
+"""How long after its start the host does not know what the journal takes, and reads prompts nevertheless."""
 NEAR_GROUPS = 2
 """The conversation begins so many groups before the limit."""
 
@@ -68,6 +70,7 @@ class Holding:
         self._ids = np.zeros(sequence.n_ctx, np.int32)
         self._keep_max = sequence.n_ctx
         self._told: tuple[int, int, int] | None = None
+        self._room_by_s = clock() + ROOM_S_MAX
         self._full_since_s: float | None = None
         self._state_at = 0
         self._has_recurrent = any(sequence.spec.kind(n) == "recurrent" for n in sequence.spec.layers)
@@ -94,8 +97,13 @@ class Holding:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context that there is room for: the limit, and what the journal takes."""
+        """Tokens of context that there is room for: the limit, and what the journal takes.
+
+        A broker that just begins has not said it yet: then a prompt is not refused, but read until it is known.
+        """
         room = self.channel.standing.room
+        if room is None and self._clock() < self._room_by_s:
+            return self._sequence.n_ctx
         return min(self._sequence.n_ctx, self.limit + (room.tokens_journal if room else 0))
 
     @property
