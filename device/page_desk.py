@@ -7,6 +7,7 @@ engine and threads of its own: neither waits for the other, and what they share 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class PageDesk:
             client.reply(service.failure(None, work.seq, frame.error))
             return
         try:
-            self._crash_slot.write(f"answering {described(frame)} of {client.peer}")
+            self._crash_slot.write(_doing(described(frame), client.peer))
             answer = service.answer(frame, work.seq, queue_s)
         except OutriggerError as error:
             self._refuse(work, frame, error)
@@ -106,5 +107,15 @@ class PageDesk:
 def described(frame: Frame) -> str:
     """A request in words, with its layer and groups when it has some."""
     if isinstance(frame, ext.Attn2):
-        return f"{frame.NAME}, layer {frame.layer}, groups {frame.group_first}-{frame.group_end - 1}"
+        return _described_query(frame.layer, frame.group_first, frame.group_end)
     return frame.NAME
+
+
+@functools.lru_cache(256)
+def _described_query(layer: int, group_first: int, group_end: int) -> str:
+    return f"{ext.Attn2.NAME}, layer {layer}, groups {group_first}-{group_end - 1}"
+
+
+@functools.lru_cache(256)
+def _doing(what: str, peer: str) -> str:
+    return f"answering {what} of {peer}"

@@ -40,6 +40,8 @@ class PageService:
         self._clock = clock
         self._keeps = False
         self._methods: dict[type[Frame], Callable[[Any], Frame]] = {
+            ext.Hello3: self._hello3,
+            base.Hello: lambda _: base.HelloOk(base.VERSION, 0, bounded_text(self.terms.device, 64)),
             base.Config: self._config,
             base.Append: self._append,
             base.Truncate: self._truncate,
@@ -71,13 +73,9 @@ class PageService:
 
     def answer(self, frame: Frame, seq: int, queue_s: float) -> Frame:
         """The answer to `frame`, number `seq`, that waited queue_s for its turn. Raises OutriggerError."""
-        if isinstance(frame, ext.Hello3):
-            return self._hello3(frame)
-        if isinstance(frame, base.Hello):
-            return base.HelloOk(base.VERSION, 0, bounded_text(self.terms.device, 64))
-        if type(frame) in self._methods:
-            return self._methods[type(frame)](frame)
-        return self._methods2[type(frame)](frame, seq, queue_s)
+        if (method2 := self._methods2.get(type(frame))) is not None:
+            return method2(frame, seq, queue_s)
+        return self._methods[type(frame)](frame)
 
     def failure(self, frame: Frame | None, seq: int, error: OutriggerError) -> Frame:
         """The frame that says why `frame` was not done; None: its hash was wrong."""

@@ -275,10 +275,13 @@ class PageStore:
         self, layer: int, q: np.ndarray, scale: float, n_tokens: int, groups: range, *, per_group: bool
     ) -> HeldAnswer:
         """Attend whole groups: q f32 [n_head_kv, n_group * n_tokens, head_dim], unscaled; every row sees every key.
+        Over no groups: the identity.
 
         Raises PositionError when the layer does not hold them, NonFiniteError, EngineError.
         """
         form, began_s = self._configured(layer, by_rows=False), time.perf_counter()
+        if not groups:
+            return HeldAnswer([PartialAttention.identity(q.shape[:2], form.head_dim)], 0, 0, 0.0, 0.0)
         end = groups.stop * form.group_tokens
         if end > self._n_keys[layer]:
             raise PositionError(f"groups up to key {end}; layer {layer} holds {self._n_keys[layer]} keys")

@@ -73,6 +73,8 @@ class Session:
         self._sock = sock
         self._link, self._rules = link, link.rules
         self._greetings = greetings_of(link.rules)
+        self._own = frozenset((link.rules.bye, *link.rules.ping, *self._greetings))
+        """Frames that concern the connection itself"""
         self._state_lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._pong = threading.Event()
@@ -114,13 +116,15 @@ class Session:
             self._on_work(Work(self, event, event.seq, now))
             return
         frame, ping = event.frame, self._rules.ping
-        if isinstance(frame, self._rules.bye):
+        if type(frame) not in self._own:
+            self._on_work(Work(self, frame, event.seq, now))
+        elif isinstance(frame, self._rules.bye):
             self.close("the client said goodbye")
         elif isinstance(frame, ping[:1]):
             self.reply(ping[1](Payload(bytes(frame.reply_len))))  # type: ignore[attr-defined,call-arg]
         elif isinstance(frame, ping[1:]):
             self._pong.set()
-        elif isinstance(frame, self._greetings):
+        else:
             self._on_greeting(self)
             self._greeted = True
             self._sock.settimeout(None)  # a plain blocking socket: no poll before each call
@@ -128,8 +132,6 @@ class Session:
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_S_MAX), 0)
             )
             self._on_work(Work(self, frame, 0, now))
-        else:
-            self._on_work(Work(self, frame, event.seq, now))
 
     # --- sending
 

@@ -154,7 +154,10 @@ class Ok2(Frame):
 )
 @dataclass(frozen=True)
 class Attn2(Frame):
-    """`q`: f32 or f16 [n_head_kv][n_group * n_tok][head_dim_k], unscaled; every row sees every key of these groups."""
+    """`q`: f32 or f16 [n_head_kv][n_group * n_tok][head_dim_k], unscaled; every row sees every key of these groups.
+
+    Over no groups the answer is the identity, folded (per_group 0): what the way costs without work.
+    """
 
     layer: int
     n_tok: int
@@ -169,7 +172,7 @@ class Attn2(Frame):
         at_most("layer", self.layer, N_LAYER_MAX - 1)
         _between("n_tok", self.n_tok, 1, QUERY_TOKENS_MAX)
         at_most("group_end", self.group_end, N_CTX_MAX // PAGE_PAD_TOKENS)
-        at_most("group_first", self.group_first, self.group_end - 1)
+        at_most("group_first", self.group_first, self.group_end - self.per_group)
         at_most("per_group", self.per_group, 1)
         at_most("scale", self.scale, 1e6)
         if self.q_dtype not in DTYPE_BYTES:

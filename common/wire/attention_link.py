@@ -36,6 +36,7 @@ class AttentionLink(Link):
     """One connection of the attention channel. `shape` is what the last configuration said, on both ends."""
 
     rules = ATTENTION_RULES
+    noted = frozenset((ext.Hello3, ext.Hello3Ok, ext.Config2, base.Config))
 
     shape = QueryShape()
 
@@ -67,7 +68,7 @@ class AttentionLink(Link):
         if isinstance(frame, ext.Attn2):
             n_rows = shape.n_group * frame.n_tok
             expected = DTYPE_BYTES[frame.q_dtype] * shape.n_head_kv * n_rows * shape.head_dim
-        elif isinstance(frame, base.Attn | base.AttnBig):
+        elif isinstance(frame, (base.Attn, base.AttnBig)):
             n_blocks = frame.n_blocks if isinstance(frame, base.AttnBig) else 1
             expected = n_blocks * shape.n_head_kv * base.BLOCK_BYTES_Q
         if expected is not None and (frame.q.n_bytes != expected or not expected):  # type: ignore[attr-defined]

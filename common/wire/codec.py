@@ -60,7 +60,7 @@ class BusCodec:
             raise LocalProtocolError(
                 f"{type(message).__name__} is not something the {self.side} of route {self.route.name} may say"
             )
-        views = tuple(byte_view(array) for array in arrays)
+        views = tuple(map(byte_view, arrays))
         _check_lengths(message, views, LocalProtocolError)
         body = self._encoder.encode(message)
         if len(body) > BUS_BODY_BYTES_MAX:
@@ -73,7 +73,7 @@ class BusCodec:
         """The message in `frames`. Raises RemoteProtocolError for anything this route does not allow."""
         if not 2 <= len(frames) <= 2 + BUS_FRAMES_MAX:
             raise RemoteProtocolError(f"{len(frames)} frames; a message has 2 to {2 + BUS_FRAMES_MAX}")
-        views = tuple(byte_view(frame) for frame in frames)
+        views = tuple(map(byte_view, frames))
         epoch, seq = self._read_header(views[0])
         if views[1].nbytes > BUS_BODY_BYTES_MAX:
             raise RemoteProtocolError(f"a body of {views[1].nbytes} bytes; at most {BUS_BODY_BYTES_MAX}")
@@ -104,6 +104,8 @@ class BusCodec:
 def byte_view(array: Any) -> memoryview:
     """`array` as a flat view of bytes, without copying. Raises LocalProtocolError when it is not C-contiguous."""
     view = memoryview(array)
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
     if not view.c_contiguous:
         raise LocalProtocolError(f"an array of strides {view.strides} cannot be sent without a copy")
     # A view with a zero in its shape cannot be cast.
@@ -113,6 +115,6 @@ def byte_view(array: Any) -> memoryview:
 def _check_lengths(message: Message, views: Sequence[memoryview], error: type[Exception]) -> None:
     """Compare the array frames with what the message says of them, before anybody looks inside."""
     expected = message.frame_bytes
-    found = tuple(view.nbytes for view in views)
+    found = tuple(map(len, views))
     if found != expected:
         raise error(f"{type(message).__name__} says its arrays have {expected} bytes; found {found}")

@@ -14,7 +14,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import xxhash
 
@@ -27,12 +28,15 @@ EXT_HDR = Layout("u64 epoch, u64 seq, u64 xxh3")
 EXTENSION_TYPE_MIN = 64
 """Frame types from here on begin with EXT_HDR."""
 
+STAMPED_HEADER = Layout(f"{HEADER.line}, {EXT_HDR.line}")
+"""Both, as an extension frame begins."""
+_HASHED_FIRST = struct.Struct("<IQQ")
+
 assert HEADER.size == 16
 assert EXT_HDR.size == 24
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """What EXT_HDR carries: the life of the link, the sender's count of frames (from 1), the hash of all of it."""
 
     epoch: int
@@ -53,13 +57,13 @@ class Frame:
     REST: ClassVar[str]
     BYTES_MAX: ClassVar[int]
     FIELD_NAMES: ClassVar[tuple[str, ...]]
+    values_of: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    """The values of a message of this class, in the order of FIELD_NAMES"""
+    stamped: ClassVar[bool]
+    """Whether it is an extension's, and begins with EXT_HDR"""
 
     def check(self) -> None:
         """Raise FieldError when values that fit their fields make no sense together."""
-
-    @property
-    def stamped(self) -> bool:
-        return self.TYPE >= EXTENSION_TYPE_MIN
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +82,12 @@ class Channel:
         """Longest payload of this type; RemoteProtocolError when the type is unknown."""
         longest = self.longest.get(frame_type)
         if longest is None:
-            raise RemoteProtocolError(f"unknown {self.name} frame type {frame_type}")
+            raise self.unknown(frame_type)
         return longest
+
+    def unknown(self, frame_type: int) -> RemoteProtocolError:
+        """What is wrong with a type that no frame has."""
+        return RemoteProtocolError(f"unknown {self.name} frame type {frame_type}")
 
 
 def _types(first: int, names: str) -> dict[str, int]:
@@ -127,6 +135,10 @@ def frame(
         longest = FRAME_BYTES_MAX if rest_bytes_max is None else fixed + rest_bytes_max
         cls.BYTES_MAX = longest if rest else fixed
         cls.FIELD_NAMES = tuple(names)
+        cls.stamped = cls.TYPE >= EXTENSION_TYPE_MIN
+        cls.values_of = (
+            attrgetter(*names) if len(names) > 1 else lambda m: tuple(getattr(m, n) for n in names)
+        )
         return _entered(channel, cls)
 
     return enter
@@ -146,7 +158,7 @@ def _entered(channel: Channel, cls: F) -> F:
 
 def stamp_hasher(frame_type: int, epoch: int, seq: int) -> xxhash.xxh3_64:
     """Begins the hash of a stamped frame: u32 type, u64 epoch, u64 seq; update it with all that follows EXT_HDR."""
-    return xxhash.xxh3_64(struct.pack("<IQQ", frame_type, epoch, seq))
+    return xxhash.xxh3_64(_HASHED_FIRST.pack(frame_type, epoch, seq))
 
 
 def stamp_hash(frame_type: int, epoch: int, seq: int, parts: tuple[memoryview, ...]) -> int:
@@ -163,25 +175,24 @@ def encode(channel: Channel, message: Frame, *, epoch: int = 0, seq: int = 0) ->
     `epoch` and `seq` stamp extension frames and are ignored by base frames. Raises LocalProtocolError.
     """
     cls = type(message)
-    values = [getattr(message, name) for name in cls.FIELD_NAMES]
+    values, rest = cls.values_of(message), EMPTY
     try:
         message.check()
-        rest = EMPTY
         if cls.REST:
-            last = values.pop()
+            last, values = values[-1], values[:-1]
             rest = last if cls.REST == "payload" else Payload(last.encode())
         body = cls.LAYOUT.pack(values)
     except FieldError as error:
         raise LocalProtocolError(f"{cls.NAME}: {error}") from None
-    head = body
-    if message.stamped:
-        pieces = (memoryview(body), *rest.parts)
-        head = EXT_HDR.pack((epoch, seq, stamp_hash(cls.TYPE, epoch, seq, pieces))) + body
-    payload_bytes = len(head) + rest.n_bytes
+    payload_bytes = len(body) + rest.n_bytes + (EXT_HDR.size if cls.stamped else 0)
     if payload_bytes > cls.BYTES_MAX:
         raise LocalProtocolError(f"{cls.NAME} of {payload_bytes} bytes, at most {cls.BYTES_MAX}")
-    header = HEADER.pack((channel.magic, cls.TYPE, payload_bytes))
-    return [memoryview(header + head), *rest.parts]
+    if cls.stamped:
+        digest = stamp_hash(cls.TYPE, epoch, seq, (memoryview(body), *rest.parts))
+        header = STAMPED_HEADER.pack((channel.magic, cls.TYPE, payload_bytes, epoch, seq, digest))
+    else:
+        header = HEADER.pack((channel.magic, cls.TYPE, payload_bytes))
+    return [memoryview(header + body), *rest.parts]
 
 
 def split_stamp(frame_type: int, payload: memoryview) -> tuple[Stamp | None, memoryview]:
@@ -200,8 +211,10 @@ def decode(channel: Channel, frame_type: int, body: memoryview) -> Frame:
 
     Raises RemoteProtocolError. Checks no hash: the link does, before it calls this.
     """
-    channel.bytes_max(frame_type)
-    cls = _class_of_size(channel.frames[frame_type], len(body))
+    classes = channel.frames.get(frame_type)
+    if classes is None:
+        raise channel.unknown(frame_type)
+    cls = _class_of_size(classes, len(body))
     if len(body) > cls.BYTES_MAX:
         raise RemoteProtocolError(f"{cls.NAME} of {len(body)} bytes, at most {cls.BYTES_MAX}")
     try:

@@ -121,6 +121,11 @@ class Rules:
     """Frame classes too, which begin with the same fields on every channel."""
 
     @cached_property
+    def answering(self) -> frozenset[type[Frame]]:
+        """What may answer a request, failures included."""
+        return frozenset((*self.answers.values(), self.err, self.err2))
+
+    @cached_property
     def allowed_types(self) -> dict[tuple[Phase, Role], frozenset[int]]:
         """Frame types that a role may say in a phase."""
         return {

@@ -60,7 +60,10 @@ class Layout:
     def pack(self, values: Iterable[Any]) -> bytes:
         """Raises FieldError when a value is out of its field's range."""
         if self._plain:
-            return self._packed(values)
+            try:
+                return self._struct.pack(*values)
+            except struct.error as error:
+                raise self._misfit(error) from None
         flat: list[Any] = []
         for field, value in zip(self.fields, values, strict=True):
             if field.kind == "char":
@@ -71,13 +74,13 @@ class Layout:
                 flat.extend(value)
             else:
                 flat.append(value)
-        return self._packed(flat)
-
-    def _packed(self, values: Iterable[Any]) -> bytes:
         try:
-            return self._struct.pack(*values)
+            return self._struct.pack(*flat)
         except struct.error as error:
-            raise FieldError(f"{error} in ({self.line})") from None
+            raise self._misfit(error) from None
+
+    def _misfit(self, error: struct.error) -> FieldError:
+        return FieldError(f"{error} in ({self.line})")
 
     def unpack(self, view: memoryview) -> list[Any]:
         """Reads the first `size` bytes of `view`, which must be that long."""
@@ -131,9 +134,13 @@ class Payload:
 
     def __init__(self, *buffers: Buffer) -> None:
         """Takes anything with a C-contiguous buffer (bytes, memoryview, ndarray of any shape). Copies nothing."""
-        views = (memoryview(buffer) for buffer in buffers)
-        self.parts: tuple[memoryview, ...] = tuple(view.cast("B") for view in views if view.nbytes)
-        self.n_bytes = sum(len(part) for part in self.parts)
+        self.parts: tuple[memoryview, ...] = ()
+        self.n_bytes = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if view.nbytes:
+                self.parts += (view.cast("B"),)
+                self.n_bytes += view.nbytes
 
     def joined(self) -> memoryview:
         """One view of everything. Free when there is one piece, as in every received frame; else it copies."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import HashMismatchError, LocalProtocolError, OutriggerError, RemoteProtocolError
 from common.limits import CHUNK_TOKENS_MAX, CHUNK_WINDOW_MAX, FRAME_BYTES_MAX, MIB
@@ -35,7 +35,7 @@ from common.wire.stream import RawFrame
 CHUNK_HEAD_BYTES = EXT_HDR.size + ext.Chunk2.LAYOUT.size
 
 
-@dataclass
+@dataclass(slots=True)
 class Pending:
     """A request that is not answered yet. `tag` is the sender's own; `due_at` is on the caller's clock."""
 
@@ -47,8 +47,7 @@ class Pending:
     tag: Any = None
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A frame the grammar allows. `request` is what it answers, if it is an answer; `seq` its own number."""
 
     frame: Frame
@@ -71,6 +70,8 @@ class Link:
     """
 
     rules: Rules = RESIDUAL_RULES
+    noted: frozenset[type[Frame]] = frozenset((base.Hello, base.Hello2, ext.Hello3, ext.Hello3Ok))
+    """What later frames are measured by, see `_note`."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Link:
         window: int = CHUNK_WINDOW_MAX,
         clock: AckClock | None = None,
     ) -> None:
-        self.role = role
+        self.role, self._other = role, role.other
         self.channel = self.rules.channel
         self.phase = Phase.OPEN
         self.window = window
@@ -107,8 +108,10 @@ class Link:
 
     def room(self, request: type[Frame]) -> bool:
         """Whether a request of this class may be sent now."""
+        if not self.pending:
+            return True
         rules = self.rules
-        if request in rules.pipelined and self.pending:
+        if request in rules.pipelined:
             beside = rules.pipelined if rules.mixed else (request,)
             return len(self.pending) < self.window and all(p.request in beside for p in self.pending)
         overtaken = rules.overtaking.get(request)
@@ -140,29 +143,31 @@ class Link:
 
         Raises LocalProtocolError when it may not be said now; the link is then as before.
         """
+        cls, rules = type(frame), self.rules
         following = self._follow(self.role, frame, LocalProtocolError)
-        request, ping = type(frame) in self.rules.answers, self.rules.ping
-        full = request and not self.room(type(frame))
-        if full or (isinstance(frame, ping[:1]) and self.pending):
+        request, is_ping = cls in rules.answers, cls in rules.ping
+        if (request and not self.room(cls)) or (is_ping and cls is rules.ping[0] and self.pending):
             raise LocalProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
-        if isinstance(frame, ping[1:]) and not self._pings_in:
+        if is_ping and cls is rules.ping[1] and not self._pings_in:
             raise LocalProtocolError("PONG without PING")
-        if isinstance(frame, self.rules.hello3[0]) and not epoch:
+        if cls is rules.hello3[0] and not epoch:
             raise LocalProtocolError("HELLO3 needs an epoch other than 0")
         self._check_shape(frame, LocalProtocolError)
         buffers = encode(self.channel, frame, epoch=epoch or self.epoch, seq=self._seq_sent + 1)
-        n_bytes = sum(len(buffer) for buffer in buffers)
+        n_bytes = sum(map(len, buffers))
         if n_bytes > self.peer_bytes_max:
             raise LocalProtocolError(f"{frame.NAME} of {n_bytes} bytes; the peer takes {self.peer_bytes_max}")
-        if self.role is Role.WORKER:
+        if self.role is Role.WORKER and cls in rules.answering:
             self._settle(frame, LocalProtocolError)
         self.epoch = epoch or self.epoch
-        self._seq_sent += frame.stamped
-        self._pings_out += isinstance(frame, ping[:1])
-        self._pings_in -= isinstance(frame, ping[1:])
+        self._seq_sent += cls.stamped
+        if is_ping:
+            self._pings_out += cls is rules.ping[0]
+            self._pings_in -= cls is rules.ping[1]
         if request:
-            self._pend(type(frame), self._work(frame), self._seq_sent, now, n_bytes, tag)
-        self._note(frame)
+            self._pend(cls, self._work(frame), self._seq_sent, now, n_bytes, tag)
+        if cls in self.noted:
+            self._note(frame)
         self.phase = following
         return buffers
 
@@ -181,7 +186,8 @@ class Link:
 
         Raises RemoteProtocolError; the link must then be closed.
         """
-        self.bytes_max(raw.type)
+        if raw.type not in self.rules.allowed_types[self.phase, self._other]:
+            self.bytes_max(raw.type)  # says what is wrong
         stamp, body = split_stamp(raw.type, raw.payload)
         if stamp is not None:
             self._heard_extension = True
@@ -197,26 +203,30 @@ class Link:
                 return None
             self._count_seq(stamp.seq)
         frame = decode(self.channel, raw.type, body)
-        following = self._follow(self.role.other, frame, RemoteProtocolError)
+        following = self._follow(self._other, frame, RemoteProtocolError)
         self._check_shape(frame, RemoteProtocolError)
         arrived = self._book(frame, now, len(raw.payload))
-        self._note(frame)
+        if type(frame) in self.noted:
+            self._note(frame)
         self.phase = following
         return arrived
 
     def _book(self, frame: Frame, now: float, n_bytes: int) -> Arrived:
         """Enter a request that came, or settle the one that `frame` answers."""
-        ping = self.rules.ping
-        if isinstance(frame, ping[1:]) and not self._pings_out:
-            raise RemoteProtocolError("PONG without PING")
-        self._pings_out -= isinstance(frame, ping[1:])
-        self._pings_in += isinstance(frame, ping[:1])
-        if type(frame) not in self.rules.answers:
-            answered = self._settle(frame, RemoteProtocolError) if self.role is Role.HOST else None
+        cls, rules = type(frame), self.rules
+        if cls in rules.ping:
+            pong = cls is rules.ping[1]
+            if pong and not self._pings_out:
+                raise RemoteProtocolError("PONG without PING")
+            self._pings_out -= pong
+            self._pings_in += not pong
+        if cls not in rules.answers:
+            answers = self.role is Role.HOST and cls in rules.answering
+            answered = self._settle(frame, RemoteProtocolError) if answers else None
             return Arrived(frame, self._seq_seen, answered)
-        if not self.room(type(frame)):
+        if not self.room(cls):
             raise RemoteProtocolError(f"{frame.NAME} while {len(self.pending)} requests are unanswered")
-        pending = self._pend(type(frame), self._work(frame), self._seq_seen, now, n_bytes)
+        pending = self._pend(cls, self._work(frame), self._seq_seen, now, n_bytes)
         return Arrived(frame, pending.seq)
 
     def _refuse(self, raw: RawFrame, now: float) -> Refused:
@@ -277,25 +287,24 @@ class Link:
         """Extension requests are named by their own number, base requests by a count of their own."""
         self._base_seq += request.TYPE < EXTENSION_TYPE_MIN
         seq = stamped_seq if request.TYPE >= EXTENSION_TYPE_MIN else self._base_seq
-        ahead = sum(pending.n_tokens for pending in self.pending)
+        ahead = sum([pending.n_tokens for pending in self.pending])
         due_at = now + self.clock.allowance_s(n_tokens, ahead, n_bytes)
-        self.pending.append(Pending(seq, request, n_tokens, now, due_at, tag))
-        return self.pending[-1]
+        pending = Pending(seq, request, n_tokens, now, due_at, tag)
+        self.pending.append(pending)
+        return pending
 
     def _settle(self, frame: Frame, error: type[OutriggerError]) -> Pending | None:
-        """Take the request that `frame` answers off the list; None when `frame` answers nothing."""
-        rules = self.rules
-        failure = isinstance(frame, (rules.err, rules.err2))
-        if not failure and type(frame) not in rules.answers.values():
-            return None
-        if isinstance(frame, rules.err2) and frame.answers == 0:
+        """Take the request that `frame`, one of `rules.answering`, answers off the list; None: it answers none."""
+        rules, cls = self.rules, type(frame)
+        failure = cls is rules.err or cls is rules.err2
+        if cls is rules.err2 and frame.answers == 0:  # type: ignore[attr-defined]
             return None
         if not self.pending:
             if failure and self.phase is not Phase.EXTENDED:
                 return None  # a complaint about the greeting, or about the connection
             raise error(f"{frame.NAME} answers nothing")
         oldest = self.pending[0]
-        if not failure and rules.answers[oldest.request] is not type(frame):
+        if not failure and rules.answers[oldest.request] is not cls:
             raise error(f"{frame.NAME} does not answer {oldest.request.NAME}")
         if frame.stamped and frame.answers != oldest.seq:  # type: ignore[attr-defined]
             raise error(f"{frame.NAME} answers frame {frame.answers}; frame {oldest.seq} is next")  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -32,8 +32,7 @@ SEND_BUFFERS_MAX = 512
 """Buffers handed to one sendmsg (the kernel's own limit, IOV_MAX, is 1024)."""
 
 
-@dataclass(frozen=True)
-class RawFrame:
+class RawFrame(NamedTuple):
     """A frame as it came off the wire: its type and its whole payload, unchecked but for its length.
 
     digest: the hash of a stamped frame, when it was taken piece by piece while the bytes were still in the cache.
@@ -108,7 +107,7 @@ class FrameReader:
         if self._long_filled < len(long.payload):
             return None
         self._long = None
-        return long if self._hasher is None else replace(long, digest=self._hasher.intdigest())
+        return long if self._hasher is None else long._replace(digest=self._hasher.intdigest())
 
     def _read_header(self, view: memoryview) -> tuple[int, int]:
         magic, frame_type, n_payload = HEADER.unpack(view)
@@ -140,6 +139,8 @@ class _Buffers:
 
     def take(self, n_bytes: int) -> memoryview:
         """A writable view of n_bytes, not zeroed. It stays the caller's as long as anything refers to it."""
+        if n_bytes <= STAGING_BYTES:
+            return memoryview(bytearray(n_bytes))
         if not KEPT_BYTES_MIN <= n_bytes <= KEPT_BYTES_MAX:
             return memoryview(np.empty(n_bytes, np.uint8))
         for kept in self._kept:

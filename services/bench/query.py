@@ -1,13 +1,15 @@
 """`outrigger bench query`: what a query for held pages costs beside its work: asker, bridge, worker and back.
 
-Real processes: a worker that holds pages only and a bridge, on free ports; this process is broker and asker. The page
-is as small as pages are (64 keys, one head), so that nearly nothing is computed. The asker looks for the answer without
-sleeping for a moment, as the host does while it waits for a token. Afterwards nobody asks, and the processor time of
-both processes is counted: nothing may be burnt. Raw rows: results/query.jsonl.
+Real processes: a worker that holds pages only and a bridge, on free ports; this process is broker and asker. Queries
+are over no group of pages, which is the way alone; then over one page as small as pages are (64 keys, one head). The
+asker looks for the answer without sleeping for a moment, as the host does while it waits for a token. Afterwards nobody
+asks, and the processor time of asker, bridge and worker is counted: nothing may be burnt. Raw rows:
+results/query.jsonl.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from services.runtime.endpoints import route_endpoint
 FORM = h.PageForm((0,), 1, 1, 32, 64, 1, "bench")
 N_QUERIES, N_QUERIES_QUICK, N_WARM = 3000, 600, 200
 HOT_S, ANSWER_S_MAX, START_S_MAX = 0.005, 10.0, 30.0
-IDLE_S = 3.0
+IDLE_S, SETTLE_S = 3.0, 0.2
 HUNDREDTHS = (0.5, 0.9, 0.99)
 
 
@@ -78,11 +80,11 @@ def _told(broker: BlockingAsker, kind: Any) -> Any:
     raise ServiceError(f"no {kind.__name__} came within {START_S_MAX:g} s")
 
 
-def ask(asker: BlockingAsker, epoch: int, n: int, first_ticket: int) -> list[tuple[float, float]]:
+def ask(asker: BlockingAsker, epoch: int, n: int, n_groups: int = 0) -> list[tuple[float, float]]:
     """(seconds from question to answer, milliseconds of the worker's own) of n queries, one after the other."""
     q, taken = np.ones((1, 1, FORM.head_dim), np.float32), []
-    for ticket in range(first_ticket, first_ticket + n):
-        query = h.Attend(epoch, ticket, 0, 1, 0, 1, False, 0.1, 1, 1, FORM.head_dim)
+    for ticket in range(n):
+        query = h.Attend(epoch, ticket, 0, 1, 0, n_groups, False, 0.1, 1, 1, FORM.head_dim)
         began_s = time.perf_counter()
         asker.send(query, q)
         received = asker.recv(ANSWER_S_MAX, hot_s=HOT_S)
@@ -95,6 +97,14 @@ def ask(asker: BlockingAsker, epoch: int, n: int, first_ticket: int) -> list[tup
 
 def _cpu_s(pids: list[int]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def idle_cores(pids: list[int]) -> float:
+    """Processor seconds a second that these processes use together while nobody asks."""
+    time.sleep(SETTLE_S)
+    before_s, began_s = _cpu_s(pids), time.monotonic()
+    time.sleep(IDLE_S)
+    return (_cpu_s(pids) - before_s) / (time.monotonic() - began_s)
 
 
 def bench_query(report: Report) -> None:
@@ -110,29 +120,35 @@ def bench_query(report: Report) -> None:
             BlockingAsker(PAGES, endpoints[PAGES], name="broker") as broker,
             BlockingAsker(ATTENTION, endpoints[ATTENTION], name="bench") as asker,
         ):
-            epoch = held(broker, processes.folder)
-            ask(asker, epoch, N_WARM, 0)
-            report.progress(f"{n} queries")
-            taken = ask(asker, epoch, n, N_WARM)
+            epoch, taken = held(broker, processes.folder), {}
+            for what, n_groups in (("", 0), ("page_", 1)):
+                ask(asker, epoch, N_WARM, n_groups)
+                report.progress(f"{n} queries over {n_groups} pages")
+                taken[what] = ask(asker, epoch, n, n_groups)
             report.progress(f"{IDLE_S:g} s of silence")
-            time.sleep(0.2)
-            before_s = _cpu_s(processes.pids)
-            time.sleep(IDLE_S)
-            idle = (_cpu_s(processes.pids) - before_s) / IDLE_S
-    us = np.array([seconds for seconds, _ in taken]) * 1e6
-    worker_us = float(np.median([ms for _, ms in taken])) * 1000
-    quantiles = np.quantile(us, HUNDREDTHS)
-    report.row(n=n, us=[round(float(each), 1) for each in us], worker_us=worker_us, idle_cores=idle)
+            idle = idle_cores([os.getpid(), *processes.pids])
+    _tell(report, taken, idle)
+
+
+def _tell(report: Report, taken: dict[str, list[tuple[float, float]]], idle: float) -> None:
+    us = {what: np.array([seconds for seconds, _ in each]) * 1e6 for what, each in taken.items()}
+    worker_us = {what: 1000 * float(np.median([ms for _, ms in each])) for what, each in taken.items()}
+    quantiles = {what: np.quantile(each, HUNDREDTHS) for what, each in us.items()}
+    for what, each in us.items():
+        each_us = [round(float(one), 1) for one in each]
+        report.row(query=what or "empty", n=len(each), us=each_us, worker_us=worker_us[what], idle_cores=idle)
     report.ran("worker", "pages of 64 keys, 1 head of 32 elements")
+    names = {"": "over no page: the way alone", "page_": "over one page of 64 keys, one head"}
     report.table(
-        "A query for held pages, microseconds",
+        "A query for held pages, microseconds from asker over bridge and worker back",
         ["", "p50", "p90", "p99", "of these the worker's own work, p50"],
-        [["asker, bridge, worker and back", *map(float, quantiles), worker_us]],
+        [[names[what], *map(float, quantiles[what]), worker_us[what]] for what in us],
     )
-    for name, value in zip(("p50", "p90", "p99"), quantiles, strict=True):
-        report.figure(f"query_us_{name}", float(value), queries=len(taken))
-    report.figure("query_worker_us_p50", worker_us, queries=len(taken))
-    report.figure("idle_cores", idle, queries=len(taken))
+    for what, found in quantiles.items():
+        for name, value in zip(("p50", "p90", "p99"), found, strict=True):
+            report.figure(f"query_{what}us_{name}", float(value), queries=len(us[what]))
+    report.figure("query_worker_us_p50", worker_us["page_"], queries=len(us["page_"]))
+    report.figure("idle_cpu_share", idle, queries=sum(map(len, us.values())))
 
 
 @click.command()

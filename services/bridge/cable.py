@@ -101,10 +101,10 @@ class Cable:
     def send(self, frame: Frame, now: float, *, epoch: int = 0, tag: Any = None) -> None:
         """Queue a frame and send what the socket takes; `check` tells when it is broken. Raises LocalProtocolError."""
         buffers = self.link.send(frame, now, epoch=epoch, tag=tag)
-        n_bytes = sum(len(buffer) for buffer in buffers)
-        self._count["out", self._kind_of(frame.TYPE)](n_bytes)
+        n_bytes = sum(map(len, buffers))
         self._writer.add(buffers)
         self._flush()
+        self._count["out", self._kind_of(frame.TYPE)](n_bytes)
 
     def turn(self, now: float) -> list[Arrived]:
         """Send and receive what is possible now; the frames that arrived, in order. Raises LinkError when none did."""

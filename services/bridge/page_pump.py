@@ -115,11 +115,11 @@ class PagePump(CommandedThread):
         others = [self._pages, self._wake] if cable is None else [self._pages, self._wake, cable]
         writers = [cable] if cable is not None and cable.wants_write else []
         ready = self._attention.wait(timeout_s, *others, writers=writers)
+        if self._attention in ready:  # first: a token waits for it
+            self._serve_mac()
         self._obey(woken=self._wake in ready)
         if cable is not None and cable is self._cable:
             self._serve_cable(cable, cable in ready)
-        if self._attention in ready:
-            self._serve_mac()
         if self._pages in ready:
             self._serve_broker()
         if self._cable is None and self._retry_at is not None and time.monotonic() >= self._retry_at:
@@ -127,11 +127,22 @@ class PagePump(CommandedThread):
 
     def _step_awake(self, cable: Cable, now: float) -> None:
         """Look without sleeping at what a query waits for, and now and then at the broker."""
-        self._serve_cable(cable, True)
-        if self.turns % AWAKE_TURNS == 0:
-            self._serve_broker()
-        if not self._serve_mac():
+        try:
+            events = cable.turn(now)
+            for event in events:
+                self._take(event, now)
+        except OutriggerError as error:
+            self._lose(error)
+            return
+        if events:
+            self._send_waiting()
+        if self._attention.has_mail:
+            self._serve_mac()
+        elif self.turns % AWAKE_TURNS:
             os.sched_yield()
+        else:
+            self._serve_cable(cable, False)
+            self._serve_broker()
 
     def _due(self) -> list[float]:
         """When something needs attention although nothing arrives."""
@@ -144,16 +155,12 @@ class PagePump(CommandedThread):
                 due.append(self._greet_by)
         return due
 
-    def _serve_mac(self) -> bool:
-        """Take queries; whether there was one."""
-        asked = False
+    def _serve_mac(self) -> None:
+        """Take queries, and put each on its way before the next is looked for."""
         while (received := self._attention.recv(0)) is not None:
             self._errands.ask(received)
-            asked = True
-        if asked:
-            self._hot_until = time.monotonic() + HOT_S
             self._send_waiting()
-        return asked
+            self._hot_until = time.monotonic() + HOT_S
 
     def _serve_broker(self) -> None:
         taken = False

@@ -8,6 +8,7 @@ that some were lost on the way. Knows no ZeroMQ: services.runtime.bus, the only 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import time
@@ -141,7 +142,7 @@ class Conversation:
         self._drop("foreign", "unknown" if self.side == "owner" else self.route.owner, detail)
 
     def _admit(self, who: str, epoch: int, seq: int) -> bool:
-        inflow = self._inflows.setdefault(who, _Inflow())
+        inflow = self._inflows.get(who) or self._inflows.setdefault(who, _Inflow())
         if epoch != inflow.epoch:
             if epoch in inflow.ended:
                 self._drop("stale", who, f"message {seq} of epoch {epoch:x}, which ended")
@@ -183,6 +184,7 @@ class Conversation:
             self._on_event(BusEvent(kind, self.route.name, who, detail, count))
 
 
+@functools.lru_cache(256)
 def peer_name(identity: bytes) -> str:
     """The process name in an asker's address; for an address we did not give, its bytes as hex."""
     name, dash, _epoch = identity.decode("ascii", "replace").rpartition("-")

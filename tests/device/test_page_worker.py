@@ -19,6 +19,7 @@ from common.attention.reference import softmax_attention
 from common.errors import (
     EngineError,
     HashMismatchError,
+    LocalProtocolError,
     ModelError,
     NonFiniteError,
     OutOfMemoryError,
@@ -96,6 +97,18 @@ def test_pages_are_pushed_and_asked(worker, end):
     assert bytes(image.data.joined()) == PAGES.image(PAGES.layers[1], 3)
     assert end.ask(ext.Truncate2(200)).n_now == 192
     assert end.ask(base.Ping(5)).data.n_bytes == 5
+
+
+def test_a_query_over_no_groups_is_answered_by_the_identity(end):
+    """Before and after pages came; a part for each of no groups may not be asked for."""
+    end.greet()
+    end.ask(PAGES.config2(bytes_wanted=1 << 30))
+    for _ in range(2):
+        (part,) = end.attend(PAGES, PAGES.layers[0], range(0), 1, per_group=0)
+        assert np.isneginf(part.m).all() and not part.l.any() and not part.o.any()
+        end.push(PAGES)
+    with pytest.raises(LocalProtocolError, match="group_first"):
+        end.attend(PAGES, PAGES.layers[0], range(0), 1, per_group=1)
 
 
 def test_queries_go_between_the_pieces_of_a_page(end):
