@@ -13,7 +13,7 @@ RUN python -m services.setup --quiet && rm -rf .outrigger/wheels
 FROM python:3.12-slim-bookworm AS serve
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin outrigger \
-    && install -d -o outrigger -g outrigger -m 0700 /run/outrigger /data
+    && install -d -o outrigger -g outrigger -m 0700 /run/outrigger /data /journal
 COPY --from=build /app /app
 RUN install -d -o outrigger -g outrigger /app/.outrigger/checks
 WORKDIR /app

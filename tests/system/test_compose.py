@@ -20,9 +20,9 @@ from common.config import load_settings
 from common.config.keys import KEYS
 
 TOP = Path(__file__).resolve().parents[2]
-SYSTEM = {"gateway", "mac", "bridge", "worker", "prometheus", "grafana"}
+SYSTEM = {"gateway", "mac", "broker", "bridge", "worker", "prometheus", "grafana"}
 WATCHERS = {"prometheus-host", "grafana-host"}
-PROCESSES = ("gateway", "mac", "bridge", "worker")
+PROCESSES = ("gateway", "mac", "broker", "bridge", "worker")
 
 pytestmark = pytest.mark.system
 
@@ -76,6 +76,40 @@ def test_settings_are_ones_that_there_are_and_each_process_loads_its_own() -> No
         assert settings.bridge.worker_host == "127.0.0.1"
         assert settings.worker.n_ctx == settings.host.n_ctx or name != "worker"
     assert config(OUTRIGGER_API_KEY="k")["services"]["gateway"]["environment"]["OUTRIGGER_API_KEY"] == "k"
+
+
+def test_the_journal_is_at_one_path_for_all_who_read_it_and_written_by_the_broker_alone() -> None:
+    services = config()["services"]
+    mounts = {
+        name: [str(volume) for volume in services[name].get("volumes", []) if ":/journal" in str(volume)]
+        for name in SYSTEM
+    }
+    assert [re.sub(r":rw$", "", *mounts.pop("broker"))] == ["journal:/journal"]
+    assert {name: found for name, found in mounts.items() if found} == {
+        "mac": ["journal:/journal:ro"],
+        "bridge": ["journal:/journal:ro"],
+    }
+    folders = {
+        load_settings(None, services[name]["environment"]).broker.journal_dir for name in PROCESSES[1:4]
+    }
+    assert folders == {"/journal/pages"}
+    assert "/journal\n" in (TOP / "Dockerfile").read_text(), (
+        "a volume takes its owner from the image's folder"
+    )
+
+
+def test_every_process_that_serves_metrics_is_watched_at_the_port_that_prometheus_scrapes() -> None:
+    scraped = dict(
+        re.findall(
+            r'targets: \["127.0.0.1:(\d+)"\]\n +labels: { process: (\w+) }',
+            (TOP / "monitoring" / "prometheus.yml").read_text(),
+        )
+    )
+    assert sorted(scraped.values()) == ["bridge", "broker", "gateway", "mac"]
+    services = config()["services"]
+    for port, name in scraped.items():
+        if name != "gateway":  # its API is asked instead
+            assert f":{port}/metrics" in services[name]["healthcheck"]["test"][-1]
 
 
 def test_what_is_mounted_is_there() -> None:
