@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.limits import FROZEN_ASK_BUCKETS_S
+from common.limits import FROZEN_ASK_BUCKETS_S, PAGE_WORKERS_MAX
 
 PREFIX = "outrigger_"
 PROCESSES = ("gateway", "mac", "broker", "bridge")
@@ -48,6 +48,7 @@ FROZEN_CAUSES = (
 )
 
 PLACES = ("host", "journal", "journal_only", "worker")
+WORKERS = tuple(map(str, range(1 + PAGE_WORKERS_MAX)))
 JOURNAL_CAUSES = (
     "journal_full",
     "disk_full",
@@ -220,6 +221,7 @@ SERIES = (
         "Groups of pages attended that are not in the host's memory, by who did.",
         {"where": ("worker", "journal")},
     ),
+    Series("worker_attended_groups_total", "counter", ("mac",), "Groups a worker attended.", {"worker": WORKERS}),
     Series(
         "pages_fallback_total",
         "counter",
@@ -350,6 +352,8 @@ SERIES = (
         "Tokens of open conversations in full pages, by where a copy of their keys and values is.",
         {"where": PLACES},
     ),
+    Series("worker_groups", "gauge", ("broker",), "Groups that a worker answers for.", {"worker": WORKERS}),
+    Series("worker_pace_seconds", "gauge", ("broker",), "Its time for a row and group.", {"worker": WORKERS}),
     Series(
         "held_released_groups_total", "counter", ("broker",), "Groups of pages whose memory the host freed."
     ),

@@ -43,6 +43,8 @@ log = get_log()
 QUERIES_OUT_MAX, PIECES_OUT_MAX = 4, 2
 QUERIES_WAITING_MAX = BUS_HWM_DATA_MESSAGES
 JOBS_WAITING_MAX = 1024
+NEWEST = 0.05
+"""Weight of the newest answer in `row_s`."""
 PUSHES_OPEN_MAX = 2
 """The page that leaves, and the next one: it is read meanwhile."""
 
@@ -81,6 +83,8 @@ class PageErrands:
         came: Callable[[], None],
     ) -> None:
         self.epoch = self.connection = 0
+        self.row_s = 0.0
+        """Seconds that answers take of late, for one row and one group; 0: there was none."""
         self.broker: bytes | None = None
         self._attention, self._pages, self._metrics = attention, pages, metrics
         self._form: h.PageForm | None = None
@@ -239,6 +243,8 @@ class PageErrands:
             self._refuse_query(received, LinkError(str(error), cause="count"))
             raise
         self._answer_mac(received, message, arrays)
+        row_s = seconds / (max(1, message.n_keys // self._form.group_tokens) * message.n_rows)
+        self.row_s += NEWEST * (row_s - self.row_s) if self.row_s else row_s
         self._metrics.observe("held_query_seconds", seconds)
         self._count_kernels(frame.n_keys - frame.n_keys_frozen)
         self._count_programs(frame.n_keys_frozen)
@@ -304,7 +310,7 @@ class PageErrands:
         """Nothing more is read. `fail_all` comes first."""
         self._reader.stop()
 
-    def tell(self, message: h.PagesUp | h.PagesDown) -> None:
+    def tell(self, message: h.PagesUp | h.PagesDown | h.PagesPaced) -> None:
         """Tell the broker how the link stands, if there is one."""
         self._tell_broker(message)
 

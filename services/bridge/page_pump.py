@@ -86,6 +86,11 @@ class PagePump(CommandedThread):
         """Whether somebody wants pages held and no worker is connected: say where one is."""
         return self._errands.broker is not None and not self._up
 
+    @property
+    def trouble(self) -> str:
+        """Why no worker holds pages now; empty while one is connected."""
+        return "" if self._up else self._why
+
     def offer(self, place: PagesPlace) -> None:
         """A worker's attention channel is there."""
         self._command(lambda: self._offered(place))
@@ -237,6 +242,8 @@ class PagePump(CommandedThread):
     def _tell_up(self) -> None:
         avail_bytes = self._place.avail_bytes if self._place else 0
         self._errands.tell(h.PagesUp(self._errands.connection, self._device, avail_bytes))
+        if self._errands.row_s:
+            self._errands.tell(h.PagesPaced(self._errands.row_s))
 
     def _offered(self, place: PagesPlace) -> None:
         moved = self._place is None or (place.host, place.port) != (self._place.host, self._place.port)

@@ -60,6 +60,10 @@ class Tally:
         for where in PLACES:
             self._metrics.set("held_pages", pages[where], where=where)
             self._metrics.set("held_tokens", tokens[where], where=where)
+        for each in workers:
+            first, end = each.groups_placed
+            self._metrics.set("worker_groups", end - first, worker=str(each.worker))
+            self._metrics.set("worker_pace_seconds", each.pace_s, worker=str(each.worker))
         self._look_at_lag()
         self._metrics.set("pages_quarantined", sum(each.quarantined for each in workers))
         self._metrics.set("journal_bytes", journal.n_bytes)

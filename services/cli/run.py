@@ -33,6 +33,11 @@ OPTIONS = (
         "--worker-host", metavar="ADDRESS", help="A worker that runs elsewhere, instead of one here."
     ),
     click.option(
+        "--page-workers",
+        metavar="N|HOST,...",
+        help="Further workers that hold old pages: so many here, or where they are.  [none]",
+    ),
+    click.option(
         "--split-layer", type=int, help="First layer of the worker.  [cycle boundary nearest to 5/8]"
     ),
     click.option(
@@ -85,6 +90,7 @@ def command(background: bool, **flags: Any) -> None:
       outrigger run
       outrigger run --model qwen.gguf --split-layer 40 --port 9000
       outrigger run --no-worker
+      outrigger run --worker-host auto --page-workers 169.254.9.1   a phone, and a spare PC for old pages
     """
     raise SystemExit(
         launch(

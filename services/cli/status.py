@@ -20,7 +20,7 @@ from services.launch.lock import read_note, running
 EXIT_ALL_WELL, EXIT_UNWELL, EXIT_NOTHING_RUNS = 0, 1, 3
 WELL = ("ready", "serving")
 HEADINGS = ("process", "state", "pid", "uptime", "restarts", "what")
-SHOWN_ADDRESSES = ("http", "zmq", "link")
+SHOWN_ADDRESSES = ("http", "zmq", "link", "pages")
 ERROR_CHARS_MAX = 160
 WATCH_S = 2.0
 

@@ -13,12 +13,19 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from common.config import Settings, to_environ
+from common.config.page_workers import page_worker_places, page_workers_here
 from common.crash_note import remove_notes
 from common.log import configure_log, get_log
 from services.launch.lock import RunLock
 from services.launch.logs import log_path, set_aside
 from services.launch.ports import check_ports, free_ports
-from services.launch.programs import Program, programs_for, starts_worker, with_local_worker
+from services.launch.programs import (
+    Program,
+    programs_for,
+    starts_worker,
+    with_local_worker,
+    with_page_workers_here,
+)
 from services.launch.roster import Roster
 from services.launch.running import Launch
 from services.launch.start_check import check_start
@@ -62,6 +69,8 @@ def launch(settings: Settings, say: Callable[[str], None], cutting: Cutting, *, 
             )
         elif settings.host.split == "on":
             worker = f"{settings.bridge.worker_host}:{settings.bridge.worker_port}"
+        if n_here := page_workers_here(settings.bridge.page_workers):
+            settings = with_page_workers_here(settings, free_ports(n_here))
 
         def ready(roster: Roster, seconds: float) -> str:
             return ready_text(
@@ -69,13 +78,14 @@ def launch(settings: Settings, say: Callable[[str], None], cutting: Cutting, *, 
                 model=model,
                 chats=not missing,
                 worker=worker,
+                page_workers=", ".join(map(str, page_worker_places(settings.bridge.page_workers))),
                 run_dir=run_dir,
                 seconds=seconds,
                 has_key=bool(settings.gateway.api_key),
                 background=background,
             )
 
-        return run_programs(settings, programs_for(settings, local), lock, say, ready)
+        return run_programs(settings, programs_for(settings, local, n_here), lock, say, ready)
     finally:
         lock.release()
 

@@ -7,7 +7,9 @@ import socket
 from pathlib import Path
 
 from common.config import Settings
+from common.config.page_workers import worker_numbers
 from common.errors import ServiceError
+from services.runtime.service import numbered_port
 
 LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -35,6 +37,11 @@ def needed_ports(settings: Settings, *, local_worker: bool) -> list[tuple[str, i
     if settings.host.split == "on":
         needed.append(
             ("127.0.0.1", settings.metrics.bridge_port, "/metrics of the bridge", "", "BRIDGE_METRICS_PORT")
+        )
+    for number in range(1, len(worker_numbers(settings)) + (settings.host.split == "off")):
+        port = numbered_port(settings.metrics.bridge_port, number)
+        needed.append(
+            ("127.0.0.1", port, f"/metrics of the bridge to page worker {number}", "", "BRIDGE_METRICS_PORT")
         )
     if local_worker:
         needed += [

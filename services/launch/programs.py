@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from common.config import Settings
+from common.config.page_workers import PageWorkerPlace, page_worker_places
+from services.runtime.service import process_name
 
 LOOPBACK = "127.0.0.1"
 
@@ -21,6 +24,8 @@ class Program:
     on_bus: bool = True
     drain_s: float = 0.0
     """How long it may take to end what runs, once told to stop."""
+    control_port: int = 0
+    """On loopback, of one that is not on the bus; 0: as the settings of the worker say."""
 
 
 def module(name: str, dotted: str, *, on_bus: bool = True) -> Program:
@@ -41,12 +46,42 @@ def starts_worker(settings: Settings) -> bool:
     return settings.host.split == "on" and not settings.bridge.worker_host
 
 
-def programs_for(settings: Settings, local_worker: bool) -> tuple[Program, ...]:
-    """The processes of these settings, in the order in which people name them."""
+def programs_for(settings: Settings, local_worker: bool, n_page_workers: int = 0) -> tuple[Program, ...]:
+    """The processes of these settings, in the order in which people name them.
+
+    n_page_workers: so many of the page workers that they name are started on this machine, too.
+    """
     gateway = replace(GATEWAY, drain_s=settings.gateway.drain_s)
-    if settings.host.split == "off":
-        return (gateway, MAC, BROKER)
-    return (gateway, MAC, BROKER, BRIDGE, WORKER) if local_worker else (gateway, MAC, BROKER, BRIDGE)
+    programs = [gateway, MAC, BROKER]
+    if settings.host.split == "on":
+        programs += [BRIDGE, WORKER] if local_worker else [BRIDGE]
+    further = page_worker_places(settings.bridge.page_workers)
+    programs += [_numbered(BRIDGE, number, str(number)) for number in range(1, 1 + len(further))]
+    return (*programs, *page_workers_of(settings, n_page_workers))
+
+
+def page_workers_of(settings: Settings, n: int) -> tuple[Program, ...]:
+    """The first n of the page workers that the settings name, to be started on this machine."""
+    places = page_worker_places(settings.bridge.page_workers)[:n]
+    return tuple(_page_worker(number, place.control_port) for number, place in enumerate(places, 1))
+
+
+def _page_worker(number: int, control_port: int) -> Program:
+    flags = ("--pages-only", "--host", LOOPBACK, "--port", "0", "--pages-port", "0")
+    program = _numbered(WORKER, number, *flags, "--control-port", str(control_port))
+    return replace(program, control_port=control_port)
+
+
+def _numbered(program: Program, number: int, *arguments: str) -> Program:
+    """One more process of a program."""
+    name = process_name(program.name, number)
+    return replace(program, name=name, command=(*program.command, *arguments))
+
+
+def with_page_workers_here(settings: Settings, control_ports: Sequence[int]) -> Settings:
+    """`settings` that name page workers on this machine, one for each control port."""
+    places = ",".join(str(PageWorkerPlace(LOOPBACK, port)) for port in control_ports)
+    return structs.replace(settings, bridge=structs.replace(settings.bridge, page_workers=places))
 
 
 def with_local_worker(settings: Settings, tail: str, ports: tuple[int, int]) -> Settings:

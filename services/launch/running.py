@@ -23,7 +23,7 @@ from common.wire.routes import LIFE
 from services.launch.first_answer import can_answer
 from services.launch.lock import RunLock
 from services.launch.logs import last_lines, log_path, set_aside
-from services.launch.programs import Program
+from services.launch.programs import LOOPBACK, WORKER, Program
 from services.launch.roster import WELL, Member, Roster
 from services.launch.supervisor import POKE_S, ProcessInfo, Supervisor
 from services.launch.watch import GivenUpError, Watch
@@ -74,11 +74,12 @@ class Launch:
         """Start, watch, stop; returns the exit code. `ready` makes the text that is told when all are ready."""
         async with Owner(LIFE, route_endpoint(self.settings.run_dir, LIFE)) as life:
             tasks = [asyncio.create_task(self._listen(life))]
-            if any(not program.on_bus for program in self.programs):
-                worker = self.settings.worker
-                tasks.append(
-                    asyncio.create_task(follow_worker(worker.host, worker.control_port, self._heard))
-                )
+            worker_at = self.settings.worker.host, self.settings.worker.control_port
+            for program in self.programs:
+                if not program.on_bus:
+                    at = (LOOPBACK, program.control_port) if program.control_port else worker_at
+                    following = follow_worker(program.name, *at, self._heard)
+                    tasks.append(asyncio.create_task(following))
             try:
                 for program in self.programs:
                     set_aside(self.settings.run_dir, program.name)
@@ -169,7 +170,7 @@ class Launch:
     async def _answer(self) -> None:
         """Wait until the whole can answer; a stop that is asked meanwhile is not held up."""
         if http := self.roster.listens.get("gateway", {}).get("http"):
-            with_worker = any(not program.on_bus for program in self.programs)
+            with_worker = any(program.name == WORKER.name for program in self.programs)
             waiting = asyncio.create_task(can_answer(http, with_worker=with_worker))
             stop = asyncio.create_task(self.stopping.wait())
             await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)

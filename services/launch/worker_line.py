@@ -21,17 +21,17 @@ TRY_EVERY_S = 0.2
 ANSWER_S = 5.0
 
 
-async def follow_worker(host: str, port: int, take: Callable[[StateChanged | Beat], None]) -> None:
-    """Ask for ever; `take` gets its state and its beat, each time it answers."""
+async def follow_worker(name: str, host: str, port: int, take: Callable[[StateChanged | Beat], None]) -> None:
+    """Ask the worker that was started as `name` for ever; `take` gets its state and its beat, each time it answers."""
     while True:
         with suppress(OSError, TimeoutError, ValueError, KeyError, TypeError, msgspec.ValidationError):
-            await _converse(host, port, take)
+            await _converse(name, host, port, take)
         await asyncio.sleep(TRY_EVERY_S)
 
 
-async def _converse(host: str, port: int, take: Callable[[StateChanged | Beat], None]) -> None:
+async def _converse(name: str, host: str, port: int, take: Callable[[StateChanged | Beat], None]) -> None:
     reader, writer = await asyncio.open_connection(host, port, limit=CONTROL_LINE_BYTES_MAX)
-    listens = {"link": "", "control": f"{host}:{port}"}
+    listens = {"control": f"{host}:{port}"}
     try:
         while True:
             writer.write(b"life\n")
@@ -41,11 +41,13 @@ async def _converse(host: str, port: int, take: Callable[[StateChanged | Beat], 
             if not line:
                 return
             answer = json.loads(line)
-            listens["link"] = str(answer["link"])
-            said = {"process": "worker", "pid": answer["pid"], "state": answer["state"], "listens": listens}
+            listens |= {
+                kind: str(answer[kind]) for kind in ("link", "pages") if answer.get(kind, ":0") != ":0"
+            }
+            said = {"process": name, "pid": answer["pid"], "state": answer["state"], "listens": listens}
             said["type"] = StateChanged.__name__
             take(msgspec.convert(said, StateChanged))
-            take(Beat("worker", answer["pid"], answer["beat"]))
+            take(Beat(name, answer["pid"], answer["beat"]))
             await asyncio.sleep(ASK_EVERY_S if answer["state"] != "starting" else TRY_EVERY_S)
     finally:
         writer.close()

@@ -41,7 +41,7 @@ Erred = Callable[[int, int, str, str, bool], None]
 class Counts(Protocol):
     """What is counted of held groups."""
 
-    def groups_attended(self, where: str, n: int) -> None: ...
+    def groups_attended(self, n: int, worker: int | None) -> None: ...
     def waited_for_pages(self, n_tokens: int, seconds: float, worker_s: float) -> None: ...
     def pages_fell_back(self, cause: str) -> None: ...
     def shadow_checked(self, outcome: str) -> None: ...
@@ -231,11 +231,11 @@ class HeldWorkers:
                 parts = self._unpacked(query, asked, message, frames)
                 worker.timed(query, len(asked.groups), message.round_trip_ms / 1000)
                 self._shadow(query, asked, parts, frozen=message.n_keys_frozen > 0)
-                self._counts.groups_attended("worker", len(asked.groups))
+                self._counts.groups_attended(len(asked.groups), worker.number)
                 return parts
             except LinkError as error:
                 self._lose(asked, error.cause, str(error), quarantine=error.cause == "shadow")
-        self._counts.groups_attended("journal", len(asked.groups))
+        self._counts.groups_attended(len(asked.groups), None)
         return self._attend_here(query, asked.groups)
 
     def _runs(self, n_groups: int) -> list[_Asked]:

@@ -63,9 +63,11 @@ class Tally:
         self.metrics.add("worker_fallback_total", cause=cause)
         self._count_nonfinite(cause)
 
-    def groups_attended(self, where: str, n: int) -> None:
-        """So many groups of old pages were attended by a worker, or from the journal's files."""
-        self.metrics.add("held_groups_total", n, where=where)
+    def groups_attended(self, n: int, worker: int | None) -> None:
+        """So many groups of old pages were attended by a worker, or (None) from the journal's files."""
+        self.metrics.add("held_groups_total", n, where="journal" if worker is None else "worker")
+        if worker is not None:
+            self.metrics.add("worker_attended_groups_total", n, worker=str(worker))
 
     def attended_by_pages(self, n_tokens: int, seconds: float) -> None:
         """The compute thread spent so long in one layer's attention by pages."""

@@ -184,8 +184,13 @@ def run_service(
     *,
     metrics_port: int | None = None,
     flags: Mapping[str, Any] | None = None,
+    number: int = 0,
 ) -> int:
-    """Live one process's life; returns its exit code. `metrics_port` overrides the process's own setting."""
+    """Live one process's life; returns its exit code. `metrics_port` overrides the process's own setting.
+
+    number: of several processes of one kind each has its own, which is part of its name; 0 is the first, or only, one.
+    """
+    kind, process = process, process_name(process, number)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # what launch sends before it ends a process that is stuck
     try:
@@ -195,17 +200,27 @@ def run_service(
     except OutriggerError as error:
         return report_failure(process, error)
     if metrics_port is None:
-        metrics_port = getattr(settings.metrics, f"{process}_port")
+        metrics_port = numbered_port(getattr(settings.metrics, f"{kind}_port"), number)
     threads = ThreadPoolExecutor(thread_name_prefix=THREAD_PREFIX)
     runner = asyncio.Runner()
     runner.get_loop().set_default_executor(threads)
-    failure = runner.run(_live(Life(process, settings, Metrics(process), note), body, metrics_port))
+    failure = runner.run(_live(Life(process, settings, Metrics(kind), note), body, metrics_port))
     code = EXIT_OK if failure is None else report_failure(process, failure)
     note.remove()
     if not threads_ended(threads):
         leave(code)
     runner.close()
     return code
+
+
+def process_name(kind: str, number: int) -> str:
+    """The name under which a process of several of its kind is started, told of and logged."""
+    return f"{kind}-{number}" if number else kind
+
+
+def numbered_port(port: int, number: int) -> int:
+    """Where process `number` of a kind listens whose first one listens at `port`; 0: any free port."""
+    return port + number if port else 0
 
 
 async def _live(life: Life, body: Body, metrics_port: int) -> BaseException | None:
@@ -222,7 +237,8 @@ async def _live(life: Life, body: Body, metrics_port: int) -> BaseException | No
     try:
         async with AsyncExitStack() as stack:
             if parent_pid is not None:
-                asker = Asker(LIFE, life.endpoint(LIFE), name=life.process, on_event=life.on_bus_event)
+                name = life.process.replace("-", ".")  # a name on the bus has no hyphen
+                asker = Asker(LIFE, life.endpoint(LIFE), name=name, on_event=life.on_bus_event)
                 life._launch = await stack.enter_async_context(asker)
                 life.spawn(life._talk_with_launch(), "launch")
             await life._move("starting")

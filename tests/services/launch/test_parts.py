@@ -17,12 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import load_settings
+from common.config.page_workers import worker_numbers
 from common.errors import ServiceError, SettingError
 from common.wire.messages import Beat, StateChanged
 from services.launch.lock import RunLock
 from services.launch.logs import last_error, last_lines, log_path, set_aside
-from services.launch.ports import check_ports, free_ports, holder, why_taken
-from services.launch.programs import Program, programs_for, starts_worker, with_local_worker
+from services.launch.ports import check_ports, free_ports, holder, needed_ports, why_taken
+from services.launch.programs import (
+    Program,
+    programs_for,
+    starts_worker,
+    with_local_worker,
+    with_page_workers_here,
+)
 from services.launch.roster import Roster
 from services.launch.supervisor import ProcessInfo, Supervisor, configuration
 from services.launch.words import curl_line, ready_text
@@ -39,12 +46,34 @@ def settings(**flags):
         ({"split": "off"}, ["gateway", "mac", "broker"]),
         ({"worker_host": "169.254.7.7"}, ["gateway", "mac", "broker", "bridge"]),
         ({"worker_host": "169.254.7.7", "split": "off"}, ["gateway", "mac", "broker"]),
+        (
+            {"worker_host": "169.254.7.7", "page_workers": "169.254.9.1,b:7"},
+            ["gateway", "mac", "broker", "bridge", "bridge-1", "bridge-2"],
+        ),
     ],
 )
 def test_which_processes_run(flags, names):
     given_settings = settings(**flags)
     programs = programs_for(given_settings, starts_worker(given_settings))
     assert [program.name for program in programs] == names
+
+
+def test_page_workers_that_are_started_here_are_where_their_bridges_look():
+    wired = with_page_workers_here(settings(split="off", page_workers="2"), (5, 6))
+    assert wired.bridge.page_workers == "127.0.0.1:5,127.0.0.1:6"
+    programs = programs_for(wired, False, 2)
+    assert [each.name for each in programs[3:]] == ["bridge-1", "bridge-2", "worker-1", "worker-2"]
+    assert [each.command[-1] for each in programs[3:]] == ["1", "2", "5", "6"]
+    assert [each.control_port for each in programs[5:]] == [5, 6]
+    assert not any(each.on_bus for each in programs[5:])
+    assert worker_numbers(wired) == (1, 2)
+
+
+def test_every_bridge_has_a_port_for_its_metrics():
+    needed = needed_ports(settings(page_workers="a,b"), local_worker=False)
+    assert [port for _, port, purpose, *_ in needed if "bridge" in purpose] == [9573, 9574, 9575]
+    needed = needed_ports(settings(page_workers="a", split="off", bridge_metrics_port=0), local_worker=False)
+    assert [port for _, port, purpose, *_ in needed if "bridge" in purpose] == [0]
 
 
 def test_worker_and_bridge_are_pointed_at_each_other():
