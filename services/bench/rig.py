@@ -1,7 +1,8 @@
 """Host processes and workers of a split measurement: one host alone, and one host with its bridge and worker per L.
 
-All of them stay up together and take turns, so that every round of a measurement meets the same machine: host
-processes share one core, workers the other. Used by services.bench.split and services.bench.verify.
+Or one whose old pages a worker holds, with a broker. All of them stay up together and take turns, so that every round
+of a measurement meets the same machine: host processes share one core, workers the other. Used by the benches of
+services.bench and by services.bench.verify.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Seat:
     split_layer: int
     """0: alone; for a host that chooses by itself, the first layer of its worker's file."""
     client: HostClient
+    others: tuple[str, ...] = ()
+    """Its processes beside the mac process."""
 
 
 class Rig:
@@ -49,9 +52,9 @@ class Rig:
     def worker_core(self) -> int | None:
         return cores()[1] if self.pinned else None
 
-    def seat_alone(self) -> Seat:
-        """Start a host that never splits."""
-        return self._seat("alone", 0, self._settings("alone", 0))
+    def seat_alone(self, **flags: object) -> Seat:
+        """Start a host that never splits. flags: settings of this seat alone."""
+        return self._seat("alone", 0, self._settings("alone", 0, more=flags))
 
     def seat_threads(self, n_threads: int) -> Seat:
         """Start a host that never splits, with several threads and no core of its own."""
@@ -71,7 +74,21 @@ class Rig:
         settings = self._settings(name, split_layer, tail, flags | ({"split_layer": None} if chooses else {}))
         self.processes.start(f"{name}-worker", "device.worker", settings, self.worker_core)
         self.processes.start(f"{name}-bridge", "services.bridge", settings, self.host_core)
-        return self._seat(name, split_layer, settings)
+        return self._seat(name, split_layer, settings, others=("bridge", "worker"))
+
+    def seat_held(self, name: str = "held", **flags: object) -> Seat:
+        """Start a host whose old pages go to a broker of its own and to a worker that holds pages only.
+
+        flags: settings of this seat alone.
+        """
+        settings = self._settings(name, 0, more={**self._pages_settings(name), **flags})
+        for part, module, core in (
+            ("worker", "device.worker", self.worker_core),
+            ("bridge", "services.bridge", self.host_core),
+            ("broker", "services.broker", self.host_core),
+        ):
+            self.processes.start(f"{name}-{part}", module, settings, core)
+        return self._seat(name, 0, settings, others=("bridge", "worker", "broker"))
 
     def close(self, seat: Seat) -> None:
         """End a seat's processes."""
@@ -89,9 +106,8 @@ class Rig:
         return self._settings_of[seat.name]
 
     def pids(self, seat: Seat) -> dict[str, int]:
-        """Process ids of a seat by part: mac, and bridge and worker when it splits."""
-        parts = ("mac", "bridge", "worker") if seat.split_layer else ("mac",)
-        return {part: self.processes.pid(f"{seat.name}-{part}") for part in parts}
+        """Process ids of a seat by part: mac, and those of its others."""
+        return {part: self.processes.pid(f"{seat.name}-{part}") for part in ("mac", *seat.others)}
 
     def status(self, seat: Seat) -> HostStatus:
         """The host's status. Raises ServiceError when it does not answer."""
@@ -134,12 +150,35 @@ class Rig:
 
     # --- inside
 
-    def _seat(self, name: str, split_layer: int, settings: Settings, *, pinned: bool = True) -> Seat:
+    def _seat(
+        self,
+        name: str,
+        split_layer: int,
+        settings: Settings,
+        *,
+        pinned: bool = True,
+        others: tuple[str, ...] = (),
+    ) -> Seat:
         self.processes.start(f"{name}-mac", "services.mac", settings, self.host_core if pinned else None)
         self._settings_of[name] = settings
-        seat = Seat(name, split_layer, HostClient(settings.run_dir, name="bench"))
+        seat = Seat(name, split_layer, HostClient(settings.run_dir, name="bench"), others)
         self._seats.append(seat)
         return seat
+
+    def _pages_settings(self, name: str) -> dict[str, object]:
+        """Of a worker that holds pages only, and of the processes that bring them there."""
+        port, control_port = free_port(), free_port()
+        return {
+            "split": "on",
+            "journal_dir": str(self.processes.run_dir(f"{name}-journal")),
+            "worker_pages": "only",
+            "worker_host": "127.0.0.1",
+            "worker_port": port,
+            "worker_control_port": control_port,
+            "listen_port": port,
+            "listen_pages_port": 0,
+            "listen_control_port": control_port,
+        }
 
     def _settings(
         self, name: str, split_layer: int, tail: Path | None = None, more: dict[str, object] | None = None

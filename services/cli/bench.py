@@ -10,6 +10,7 @@ BENCHES = {
     "attend": ("services.bench.attend:command", "Attention by pages against flash attention, 27B geometry."),
     "convert": ("services.bench.convert:command", "Converting a 4B Gemma 3: time, memory, sizes."),
     "engine": ("services.bench.engine:command", "The engine against stock llama.cpp of the same build."),
+    "held": ("services.bench.held:command", "Old pages on a worker: staggered reads, tokens, memory."),
     "link": ("services.bench.link:command", "The cable's round trip and bandwidth against plain TCP."),
     "pages": ("services.bench.pages:command", "Page programs: from stored rows to a Core ML package."),
     "palettise": ("services.bench.palettise:command", "Our k-means of weights against coremltools' own."),
