@@ -221,7 +221,7 @@ SERIES = (
         "Groups of pages attended that are not in the host's memory, by who did.",
         {"where": ("worker", "journal")},
     ),
-    Series("worker_attended_groups_total", "counter", ("mac",), "Groups a worker attended.", {"worker": WORKERS}),
+    Series("worker_attended_groups_total", "counter", ("mac",), "Groups it attended.", {"worker": WORKERS}),
     Series(
         "pages_fallback_total",
         "counter",
