@@ -160,6 +160,16 @@ HELD = (
     Panel("Tokens in full pages, by where a copy is", "short", by_label("held_tokens", "where")),
     Panel("Query for held pages, there and back", "s", percentiles("held_query_seconds")),
     Panel("Keys the worker attended, by what computed", "ops", (("outrigger:held_keys:rate5m", "{{by}}"),)),
+    Panel(
+        "Attention by pages, of each second",
+        "percentunit",
+        (
+            (
+                "sum by (part, rows) (rate(outrigger_page_attention_seconds_total[5m]))",
+                "{{part}}, {{rows}} row(s)",
+            ),
+        ),
+    ),
     Panel("Groups not in host memory, by who attended", "ops", rate("held_groups_total", "where")),
     Panel(
         "Queries and pages over the cable",

@@ -1,0 +1,135 @@
+"""Aim: each alert fires on what it is for, and every panel that a plain load leaves at zero shows its fault.
+
+Method: the watched system is struck, one fault after the other; Prometheus evaluates the alerts' own expressions over
+the real series. Three things are shortened, in running_prometheus: `for` (tested by promtool), the window in which
+nothing may move (QueueStuck), and the budget of first tokens, which everybody is to set.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+import pytest
+import zmq
+
+from monitoring.panels import DASHBOARDS
+from tests.journey.system import until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+NOT_STRUCK = {
+    "Reads given back by a slow worker": "the guard is off here, for a busy machine would set it off; "
+    "tests/services/mac/test_pairing.py gives reads back",
+    "Failed page programs, by cause": "the interpreter builds all of them; tests/device/coreml/frozen fails each way",
+}
+
+
+def test_a_slow_worker_is_hot_and_hurts(watched):
+    watched.chat("sail", n_sentences=98)
+    time.sleep(2)  # whatever idle time does with old pages is done: the worker is to be slow in reading alone
+    watched.fault("slow 200 now")
+    watched.chat("mast", n_sentences=98)
+    watched.wait_fires("WorkerHot")
+    watched.wait_fires("WorkerHurts")
+    watched.fault("slow 1 now")
+    until(lambda: "WorkerHot" not in watched.prometheus.firing())
+
+
+def test_a_frozen_worker_lets_the_queue_stand_and_first_tokens_come_late(watched):
+    watched.fault("freeze 10 now")
+    with watched.chatting("oar", "anchor", n_sentences=98):
+        watched.wait_fires("QueueStuck")
+    watched.wait_fires("TimeToFirstTokenOverBudget")
+    until(lambda: "QueueStuck" not in watched.prometheus.firing())
+
+
+def test_a_slow_disk_lets_the_journal_lag(watched):
+    with watched.chatting("lagoon"), watched.slow_disk():
+        watched.wait_fires("JournalLagging")
+    until(lambda: "JournalLagging" not in watched.prometheus.firing())
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only there can a running process be given less room for files"
+)
+def test_a_full_disk_is_told_and_what_waits_is_kept_later(watched):
+    pid = watched.system.pid_of("broker")
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    with watched.chatting("reef"):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (256 << 10, before[1]))
+        watched.wait_fires("JournalRefuses")
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def test_a_damaged_frame_and_a_lost_worker_are_told(watched):
+    watched.wait_whole()
+    watched.fault("flip answering chunk 1")
+    watched.chat("rope")
+    watched.wait_fires("ChecksumMismatch")
+    watched.wait_whole()
+    watched.fault("restart 5 now")
+    watched.wait_fires("WorkerLost")
+    until(lambda: "WorkerLost" not in watched.prometheus.firing(), 60.0)
+
+
+def test_a_worker_that_fails_while_it_holds_pages_is_told(watched):
+    watched.wait_whole()
+    watched.chat("keel")
+    until(lambda: watched.value('outrigger_held_pages{where="worker"}') > 0)
+    watched.fault("cut in query 1")
+    watched.chat("keel", then="Was it?")
+    until(lambda: watched.most("sum(rate(outrigger_pages_repushed_total[5m]))") > 0)
+    watched.fault("flip in append 1")
+    watched.chat("hull")
+    until(lambda: watched.value("outrigger_page_hash_mismatch_total") > 0)
+
+
+def test_a_process_that_does_not_answer_is_told(watched):
+    with watched.stopped("bridge"):
+        watched.wait_fires("OutriggerProcessDown")
+    until(lambda: "OutriggerProcessDown" not in watched.prometheus.firing())
+
+
+def test_a_broker_that_was_killed_finds_the_conversation_again(watched):
+    watched.wait_whole()
+    watched.kill("broker")
+    watched.chat("hull", then="Was it?")
+    until(lambda: watched.value("outrigger_journal_recoveries_total") > 0)
+
+
+def test_a_stranger_on_the_bus_is_told(watched):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"ipc://{watched.system.run_dir}/hold.sock")
+        stranger.send(b"good day")
+        until(lambda: watched.value('outrigger_bus_dropped_total{reason="foreign"}') > 0)
+
+
+def test_a_page_that_rots_on_the_disk_is_noticed_and_the_worker_is_asked_no_more(watched):
+    """The host maps the journal's pages; one byte changes after it did, so that its own computation is another one."""
+    watched.wait_whole()
+    watched.chat("shore")
+    until(lambda: watched.value('outrigger_held_pages{where="worker"}') > 0)
+    checks = watched.value("outrigger_shadow_checks_total")
+    watched.chat("shore", then="Was it?")
+    until(lambda: watched.value("outrigger_shadow_checks_total") > checks)
+    for path in watched.journal.glob("*.journal"):
+        with path.open("r+b") as file:
+            n_bytes = file.seek(0, 2)
+            for offset in range(0, n_bytes, 64):
+                file.seek(offset + 1)
+                file.write(b"\x40")
+    watched.chat("shore", then="Was it not?", max_tokens=100)
+    until(lambda: watched.value("outrigger_pages_quarantined") > 0)
+
+
+def test_every_panel_showed_something_by_now(watched):
+    time.sleep(2.5)  # two scrapes
+    zero = {
+        panel.title
+        for board in DASHBOARDS
+        for panel in board.panels
+        if all(watched.most(expression) <= 0 for expression, _legend in panel.queries)
+    }
+    assert zero <= set(NOT_STRUCK)
