@@ -16,6 +16,8 @@ from .page_graph import PageRef
 from .page_kernel import PageKernel
 
 F16_BYTES = 2
+RUNS_MAX = 256
+"""Runs of pages that are remembered: those of the steps at hand, not of every depth that there ever was."""
 
 
 class LocalPages:
@@ -28,12 +30,13 @@ class LocalPages:
         self.group_pages = group_pages
         self._state, self._kernel, self._layout = state, kernel, state.pages
         self._query: PageQuery | None = None
-        self._refs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
+        self._refs: dict[tuple[int, int], PageRef] = {}
+        self._runs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
 
     def twin(self) -> LocalPages:
         """The same pages, for another ubatch that is asked about at the same time."""
         twin = LocalPages(self._state, self._kernel, self.group_pages)
-        twin._refs, twin.first_page = self._refs, self.first_page
+        twin._refs, twin._runs, twin.first_page = self._refs, self._runs, self.first_page
         return twin
 
     def start_attend(self, query: PageQuery) -> None:
@@ -76,11 +79,19 @@ class LocalPages:
         """The pages of a layer that hold the keys [0, n_keys), of these the pages [first_page, end_page)."""
         end = n_pages(n_keys, self._layout.page_tokens)
         key = (layer, first_page, end if end_page is None else min(end, end_page))
-        if key not in self._refs:
-            self._refs[key] = tuple(self._ref(layer, page) for page in range(*key[1:]))
-        return self._refs[key]
+        run = self._runs.get(key)
+        if run is None:
+            if len(self._runs) >= RUNS_MAX:
+                self._runs.clear()
+            run = self._runs[key] = tuple(self._ref(layer, page) for page in range(*key[1:]))
+        return run
 
     def _ref(self, layer: int, page: int) -> PageRef:
+        if (layer, page) not in self._refs:
+            self._refs[layer, page] = self._new_ref(layer, page)
+        return self._refs[layer, page]
+
+    def _new_ref(self, layer: int, page: int) -> PageRef:
         layout, tensors = self._layout, self._state.layers[layer].tensors
         head = layout.head_dim * F16_BYTES
         line = layout.line(page) * F16_BYTES

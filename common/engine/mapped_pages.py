@@ -22,6 +22,7 @@ from common.state.page_memory import image_bytes
 from common.state.pages import PageLayout
 
 from .kv_source import PageQuery
+from .local_pages import RUNS_MAX
 from .page_graph import PageRef
 from .page_kernel import PageKernel
 
@@ -98,6 +99,8 @@ class MappedPages:
         first, end = groups.start * self._group_pages, groups.stop * self._group_pages
         key = (query.layer, first, end)
         if key not in self._runs:
+            if len(self._runs) >= RUNS_MAX:
+                self._runs.clear()
             self._runs[key] = tuple(self._page(query.layer, page).ref for page in range(first, end))
         pages = self._runs[key]
         return self._kernel.attend_groups(query.q, query.scale, pages, query.rows, first, self._group_pages)

@@ -130,7 +130,11 @@ class PageKernel:
         Raises UnsupportedOperationError, OutOfMemoryError.
         """
         some = pages[: PAGES_MAX if n_rows <= READ_OFF_ROWS_MAX else min(PAGES_MAX, group_pages)]
-        self._get(some, min(n_rows, ROWS_MAX), 1.0, len(some) - 1)
+        graph = self._get(some, min(n_rows, ROWS_MAX), 1.0, len(some) - 1)
+        # Run once, so that what it needs is in memory from now on.
+        graph.queries_port.send(np.zeros_like(graph.queries_port.array))
+        self._backend.compute(graph.graph.ptr)
+        graph.read()
         if self._backend.n_threads > 1 and n_rows <= READ_OFF_ROWS_MAX:
             graph = self._get(pages[:1], n_rows, 1.0, 0)
             graph.queries_port.send()

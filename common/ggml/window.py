@@ -28,6 +28,8 @@ assert SOURCE_AT < TensorStruct.view_src.offset < TensorStruct.view_offs.offset 
 class WindowPlace:
     """Where a window may look: from a byte of a tensor on, in strides of bytes of axes 1 and 2."""
 
+    __slots__ = ("values",)
+
     def __init__(
         self, of: Tensor, shape: tuple[int, int, int], strides: tuple[int, int], offset: int
     ) -> None:

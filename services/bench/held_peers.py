@@ -41,6 +41,7 @@ class PeerBroker:
         self.n_pages = 0
         self._file, self._host_tokens, self._workers = file, host_tokens, workers
         self._end, self._n_losses, self._conversation = 0, 0, 0
+        self._holds: h.HostHolds | None = None
         self._told: deque[Message] = deque()
         self._pages: dict[tuple[int, int], h.PagePlace] = {}
         self._known: dict[tuple[int, int, int], h.PagePlace] = {}
@@ -72,6 +73,7 @@ class PeerBroker:
             case h.CutConversation():
                 self._cut(message.n_tokens)
             case h.HostHolds():
+                self._holds = message
                 self._plan(message)
             case h.WorkerErred():
                 self._workers[message.worker].down()
@@ -138,6 +140,14 @@ class PeerBroker:
         self._known[message.layer, message.page, self._chain[message.page]] = place
         self._told.append(h.PageKept(message.ticket, message.conversation, place))
         self._share_out()
+        form = self.form
+        if (
+            self._holds
+            and form
+            and message.layer == form.layers[-1]
+            and not (message.page + 1) % form.group_pages
+        ):
+            self._plan(self._holds)  # one group more may go
 
     def _link(self, ids: np.ndarray) -> None:
         """One more page of token ids: it is known by these and all before."""

@@ -188,7 +188,9 @@ class Holding:
         Raises OutOfMemoryError once that has lasted for FULL_S.
         """
         resident = self.n_tokens + n_more - self.memory.released * self.form.page_tokens
-        if resident <= self.limit + self.form.group_tokens + 2 * UBATCH_TOKENS:
+        is_kept = self.channel.is_open and not self.channel.standing.refused
+        spare = 0 if is_kept else self.form.group_tokens  # to get over a broker that comes back
+        if resident <= self.limit + spare + 2 * UBATCH_TOKENS:
             self._full_since_s = None
             return True
         now = self._clock()

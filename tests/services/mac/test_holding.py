@@ -56,17 +56,25 @@ def kept(engine: Engine) -> np.ndarray:
 class House:
     """A sequence with its broker and workers."""
 
-    def __init__(self, engine: Engine, folder: Path, *workers: PeerWorker, shadow_every: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *workers: PeerWorker,
+        shadow_every: int = 1,
+        settings: HostSettings = SETTINGS,
+    ) -> None:
+        self.settings = settings
         engine.own.span(0, engine.spec.n_layer_full).truncate(0)
         self.workers = list(workers)
-        self.broker = PeerBroker(folder / "journal", LIMIT, self.workers)
+        self.broker = PeerBroker(folder / "journal", settings.kv_host_tokens, self.workers)
         self.tally = Tally()
         self.sequence, self.holding = self.hold(engine, shadow_every)
 
     def hold(self, engine: Engine, shadow_every: int = 1) -> tuple[HeldSequence, Holding]:
-        form = page_form(engine.spec, SETTINGS, "kernels")
+        form, limit = page_form(engine.spec, self.settings, "kernels"), self.settings.kv_host_tokens
         ends = [HeldWorker(number, worker) for number, worker in enumerate(self.workers)]
-        holding = Holding(engine.own, form, LIMIT, self.broker, ends, self.tally, shadow_every=shadow_every)
+        holding = Holding(engine.own, form, limit, self.broker, ends, self.tally, shadow_every=shadow_every)
         sequence = HeldSequence(engine)
         sequence.holding = holding
         return sequence, holding
