@@ -14,6 +14,7 @@ import msgspec
 from common.config import find_file, load_settings
 from common.errors import ServiceError
 from common.wire.messages import LaunchStatus, ProcessStatus
+from services.cli.held_view import held_facts, held_text
 from services.launch.inquiry import ask_launch
 from services.launch.lock import read_note, running
 
@@ -60,7 +61,9 @@ def _show(run_dir: Path, as_json: bool) -> int:
         text = f"{holder} holds {run_dir}, and does not say how it is: {error}"
         _tell({"state": "unknown", "run_dir": str(run_dir), "pid": note.get("pid")}, text, as_json)
         return EXIT_UNWELL
-    _tell(msgspec.to_builtins(status) | {"run_dir": str(run_dir)}, status_text(status, run_dir), as_json)
+    held, text = held_facts(status), status_text(status, run_dir)
+    facts = msgspec.to_builtins(status) | {"run_dir": str(run_dir), "held": held}
+    _tell(facts, f"{text}\n\n{held_text(held)}" if held else text, as_json)
     well = status.state == "serving" and all(each.state in WELL for each in status.processes)
     return EXIT_ALL_WELL if well else EXIT_UNWELL
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
 from common.config import find_file, load_settings
 from services.bench.scrape import scrape
+from services.cli.held_view import MB, Samples, facts_of, total
 
 EXIT_NOTHING_RUNS = 3
-Samples = dict[str, float]
+Grown = Callable[..., float]
+Ratio = Callable[[float, float, str], str]
 WORKER_STATE = "outrigger_worker_state{state="
 
 
@@ -24,13 +27,18 @@ WORKER_STATE = "outrigger_worker_state{state="
     "--every", "every_s", type=click.FloatRange(0.2, 60), default=2.0, help="Seconds between two looks."
 )
 def command(every_s: float) -> None:
-    """Show rates of reading and writing, requests, cable and worker; refreshed on a terminal, once elsewhere.
+    """Show rates of reading and writing, requests, cable, worker and old pages; on a terminal again and again.
 
     \b
     Exit codes: 0 shown, 2 a bad setting, 3 no process answers on its metrics port.
     """
     metrics = load_settings(find_file(os.environ), os.environ).metrics
-    ports = {"gateway": metrics.gateway_port, "mac": metrics.mac_port, "bridge": metrics.bridge_port}
+    ports = {
+        "gateway": metrics.gateway_port,
+        "mac": metrics.mac_port,
+        "broker": metrics.broker_port,
+        "bridge": metrics.bridge_port,
+    }
     before, began = look(ports), time.monotonic()
     if not before:
         asked = ", ".join(f"{name} {port}" for name, port in ports.items())
@@ -103,4 +111,28 @@ def table(before: Samples, after: Samples, seconds: float) -> str:
         f"{', '.join(states) or '-'}, heat {gauge('worker_thermal_state')}, split {gauge('split_layer')}"
     )
     lines["fallbacks"] = f"{grown('worker_fallback_total'):g}"
+    if total(after, "journal_bytes") or total(after, "held_pages"):
+        lines |= _pages(after, grown, ratio)
     return "\n".join(f"{name:<17}{value}" for name, value in lines.items())
+
+
+def _pages(after: Samples, grown: Grown, ratio: Ratio) -> dict[str, str]:
+    """Lines about old pages; there are none before the first page is kept."""
+    facts, tokens = facts_of(after), facts_of(after)["tokens"]
+    by_worker, groups = grown("held_groups_total", 'where="worker"'), grown("held_groups_total")
+    return {
+        "old pages": f"{tokens['journal']:,} tokens kept, {tokens['journal_only']:,} of them out of memory, "
+        f"{tokens['worker']:,} on the worker",
+        "journal": f"{facts['journal_bytes'] / MB:,.1f} MB, {facts['journal_lag_pages']} pages wait, "
+        f"oldest {facts['journal_lag_s']:.1f} s, {grown('journal_failures_total'):g} failed",
+        "page query": ratio(
+            1000 * grown("held_query_seconds_sum"), grown("held_query_seconds_count"), "ms (mean)"
+        ),
+        "by the worker": ratio(100 * by_worker, groups, "% of groups"),
+        "page program": ratio(
+            1000 * grown("frozen_page_seconds_sum"), grown("frozen_page_seconds_count"), "ms (mean)"
+        ),
+        "page faults": f"{grown('pages_fallback_total'):g} fallbacks, "
+        f"{grown('page_hash_mismatch_total') + grown('journal_damaged_total'):g} damaged, "
+        f"{facts['quarantined']} in quarantine",
+    }

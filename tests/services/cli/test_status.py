@@ -13,8 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.metrics import Metrics
 from common.wire.messages import LaunchStatus, ProcessStatus
+from services.cli.held_view import held_facts, held_text
 from services.cli.status import ERROR_CHARS_MAX, seconds_text, status_text
+from services.runtime.exposition import Exposition
 
 STATUS = LaunchStatus(
     pid=1,
@@ -49,6 +52,33 @@ def test_the_table_and_the_errors_below_it():
     assert {line.index(word) for line, word in zip(lines[2:5], ("pid", "1 ", "2 "), strict=True)} == {
         lines[2].index("pid")
     }
+
+
+def test_old_pages_are_told_below_the_table_once_some_are_kept():
+    broker, mac = Metrics("broker"), Metrics("mac")
+    with Exposition(broker, 0) as of_broker, Exposition(mac, 0) as of_mac:
+        processes = tuple(
+            ProcessStatus(name, "serving", 2, 90.0, 0, listens={"metrics": url})
+            for name, url in (
+                ("broker", of_broker.url),
+                ("mac", of_mac.url),
+                ("gateway", "http://127.0.0.1:1/"),
+            )
+        )
+        status = msgspec.structs.replace(STATUS, processes=processes)
+        assert held_facts(status) is None
+        broker.set("journal_bytes", 2.5e6)
+        for where, n_tokens in (("journal", 2048), ("journal_only", 1536), ("worker", 1024)):
+            broker.set("held_tokens", n_tokens, where=where)
+        assert held_text(held_facts(status)) == (
+            "old pages: 2,048 tokens in the journal (2.5 MB on disk), 1,536 of them out of the host's memory, "
+            "1,024 on the worker"
+        )
+        broker.add("journal_failures_total", cause="disk_full")
+        mac.set("journal_lag_pages", 7)
+        told = held_text(held_facts(status)).splitlines()[1]
+    assert told.strip() == "pages that wait for the disk: 7; failed requests to the journal: 1"
+    assert held_facts(status) is None, "nobody answers any more"
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,30 @@ def test_rates_of_two_looks():
     )
 
 
+def test_old_pages_are_shown_once_some_are_kept():
+    mac, broker, bridge = Metrics("mac"), Metrics("broker"), Metrics("bridge")
+    with Exposition(mac, 0) as one, Exposition(broker, 0) as two, Exposition(bridge, 0) as three:
+        ports = {
+            str(n): int(each.url.split(":")[2].split("/")[0]) for n, each in enumerate((one, two, three))
+        }
+        before = look(ports)
+        assert "journal" not in lines(table(before, before, 1.0))
+        broker.set("journal_bytes", 1.5e6)
+        broker.set("held_tokens", 2048, where="journal")
+        broker.set("held_tokens", 1024, where="worker")
+        bridge.observe("held_query_seconds", 0.25)
+        mac.add("held_groups_total", 3, where="worker")
+        mac.add("held_groups_total", 1, where="journal")
+        mac.add("pages_fallback_total", cause="deadline")
+        shown = lines(table(before, look(ports), 2.0))
+    assert shown["old pages"] == "2,048 tokens kept, 0 of them out of memory, 1,024 on the worker"
+    assert shown["journal"] == "1.5 MB, 0 pages wait, oldest 0.0 s, 0 failed"
+    assert shown["page query"] == "250.0 ms (mean)" and shown["by the worker"] == "75.0 % of groups"
+    assert shown["page program"] == "-" and shown["page faults"].startswith("1 fallbacks, 0 damaged")
+
+
 def test_nobody_there(monkeypatch, tmp_path):
-    for name in ("GATEWAY", "MAC", "BRIDGE"):
+    for name in ("GATEWAY", "MAC", "BROKER", "BRIDGE"):
         monkeypatch.setenv(f"OUTRIGGER_{name}_METRICS_PORT", "0")
     monkeypatch.setenv("OUTRIGGER_CONFIG", "")
     done = CliRunner().invoke(command)
