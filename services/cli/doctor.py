@@ -14,6 +14,7 @@ from common.errors import OutriggerError
 from services.launch.doctor import machine, worker
 from services.launch.doctor.facts import Facts, FarEnd
 from services.launch.doctor.findings import Finding, cable_class, findings
+from services.launch.doctor.journal import look_at_journal
 from services.launch.inquiry import ask_launch
 from services.launch.lock import running
 
@@ -72,6 +73,7 @@ def examine(settings: Settings) -> Facts:
         machine.disk_free_mb(settings),
         settings.broker.journal_mib,
         settings.host.split_decode == "on",
+        look_at_journal(settings, runs=runs),
     )
 
 

@@ -62,6 +62,8 @@ class FarEnd(msgspec.Struct, frozen=True):
     memory_free_mb: int | None = None
     thermal: int | None = None
     control_us: float | None = None
+    pages: str = ""
+    """Whether it holds pages: "on", "off", or "closed" when the port it names takes no connection."""
     greeted: bool = False
     greeting: str = ""
 
@@ -74,6 +76,19 @@ class Port(msgspec.Struct, frozen=True):
     variable: str
     reason: str
     holder: str = ""
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """Where old keys and values go. `holds`: the context is longer than what stays in the host's memory."""
+
+    holds: bool = False
+    limit_tokens: int = 0
+    n_ctx: int = 0
+    conversation_mb: int = 0
+    """Of one conversation of n_ctx tokens; 0: the model could not be read."""
+    cap_mb: int = 0
+    on_disk_mb: int = 0
+    problem: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -90,3 +105,4 @@ class Facts(msgspec.Struct, frozen=True):
     disk_free_mb: int | None
     journal_mb: int
     split_decode: bool = False
+    journal: Journal = Journal()

@@ -39,7 +39,7 @@ class Finding:
 
 def findings(facts: Facts) -> list[Finding]:
     """All findings, in the order in which one would look."""
-    parts = (_machine, _gpu, _model, _cable, _worker, _tail, _disk, _ports)
+    parts = (_machine, _gpu, _model, _cable, _worker, _tail, _disk, _journal, _pages, _ports)
     return [finding for part in parts for finding in part(facts)]
 
 
@@ -189,6 +189,43 @@ def _disk(facts: Facts) -> Iterator[Finding]:
         yield Finding("disk", "note", f"{free:,} MB free, the journal may take {facts.journal_mb:,}", remedy)
     else:
         yield Finding("disk", "well", f"{free:,} MB free, the journal may take {facts.journal_mb:,}")
+
+
+def _journal(facts: Facts) -> Iterator[Finding]:
+    """Whether one conversation as long as the context finds room in the journal."""
+    it, free_mb = facts.journal, facts.disk_free_mb
+    if not it.holds:
+        text = "none leave the host's memory: the context is not longer than its limit, or host.hold is off"
+        yield Finding("old pages", "well", text)
+        return
+    text = f"past {it.limit_tokens:,} of {it.n_ctx:,} tokens they go to the journal"
+    takes = f"{it.conversation_mb:,} MB for one conversation"
+    if it.problem:
+        remedy = "choose another folder (OUTRIGGER_JOURNAL_DIR); without it, requests past the limit fail"
+        yield Finding("old pages", "problem", f"{text}; {it.problem}", remedy)
+    elif it.conversation_mb > it.cap_mb:
+        remedy = f"OUTRIGGER_JOURNAL_MIB={2 * it.conversation_mb} (two conversations), or a shorter --n-ctx"
+        yield Finding("old pages", "problem", f"{text}: {takes}, which may take {it.cap_mb:,}", remedy)
+    elif free_mb is not None and it.conversation_mb > free_mb + it.on_disk_mb:
+        remedy = "free some, choose another disk (OUTRIGGER_JOURNAL_DIR), or a shorter --n-ctx"
+        yield Finding("old pages", "problem", f"{text}: {takes}; {free_mb:,} MB are free", remedy)
+    else:
+        yield Finding("old pages", "well", f"{text}: {takes}, {it.on_disk_mb:,} there now")
+
+
+def _pages(facts: Facts) -> Iterator[Finding]:
+    """Whether a worker can help with old pages, where there are some."""
+    it = facts.worker
+    if not (facts.journal.holds and it.reachable and it.pages):
+        return
+    if it.pages == "on":
+        yield Finding("worker pages", "well", "it holds old pages and answers for them")
+    elif it.pages == "closed":
+        remedy = "a firewall there, or another program on the port? See worker.pages_port"
+        yield Finding("worker pages", "problem", "the port that it names for pages is closed", remedy)
+    else:
+        remedy = "start it with OUTRIGGER_WORKER_PAGES=on; until then the journal's pages are attended here"
+        yield Finding("worker pages", "note", "it holds no pages", remedy)
 
 
 def _ports(facts: Facts) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ A worker has one link. While a launch runs it is in use and left alone. Used by 
 from __future__ import annotations
 
 import ipaddress
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from services.launch.doctor.facts import Cable, FarEnd, Interface
 
 N_ASKED, N_PINGS, N_CHUNKS = 20, 50, 8
 UNKNOWN = -1
+CONNECT_S = 3.0
 
 
 def worker_address(settings: Settings) -> tuple[str, int, int] | None:
@@ -59,7 +61,19 @@ def ask_worker(address: tuple[str, int, int]) -> FarEnd:
         memory_free_mb=said.get("avail_mb"),
         thermal=said.get("thermal", UNKNOWN),
         control_us=round(1e6 * median(took_s), 1),
+        pages=_pages(address[0], said.get("pa_port", 0)),
     )
+
+
+def _pages(host: str, port: int) -> str:
+    """Whether the port for pages that it names can be reached."""
+    if not port:
+        return "off"
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError:
+        return "closed"
+    return "on"
 
 
 def measure_cable(

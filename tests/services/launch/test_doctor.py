@@ -20,9 +20,11 @@ from common.config import load_settings
 from common.model.split import write_tail
 from common.model.synthetic import ensure_preset
 from services.bench.processes import Processes, free_port
+from services.broker.broker import claim
 from services.cli.doctor import command
-from services.launch.doctor.facts import Cable, Facts, FarEnd, Interface, Machine, Model, Port
+from services.launch.doctor.facts import Cable, Facts, FarEnd, Interface, Journal, Machine, Model, Port
 from services.launch.doctor.findings import Finding, cable_class, findings
+from services.launch.doctor.journal import look_at_journal
 
 WORKER = FarEnd(True, True, "", "Darwin arm64", "ready", 8192, 4096, 0, 90.0, True, "")
 WELL = Facts(
@@ -36,6 +38,9 @@ WELL = Facts(
     500_000,
     16_384,
 )
+
+
+HOLDS = Journal(True, 65_536, 131_072, 8192, 16_384, 100)
 
 
 def bad(facts: Facts) -> list[Finding]:
@@ -62,6 +67,14 @@ def test_what_is_well_is_told_so_with_nothing_to_do() -> None:
             "version and tail",
             "outrigger split",
         ),
+        ({"journal": structs.replace(HOLDS, problem="no folder")}, "old pages", "OUTRIGGER_JOURNAL_DIR"),
+        ({"journal": structs.replace(HOLDS, cap_mb=1000)}, "old pages", "OUTRIGGER_JOURNAL_MIB=16384"),
+        ({"journal": HOLDS, "disk_free_mb": 8000}, "old pages", "choose another disk"),
+        (
+            {"journal": HOLDS, "worker": structs.replace(WORKER, pages="closed")},
+            "worker pages",
+            "worker.pages_port",
+        ),
         (
             {"ports": (Port(8080, "the HTTP API", "HTTP_PORT", "in use", "nginx"),)},
             "ports",
@@ -73,6 +86,39 @@ def test_what_is_not_well_has_a_remedy(change: dict[str, Any], topic: str, remed
     found = bad(structs.replace(WELL, **change))
     assert [each.topic for each in found] == [topic]
     assert remedy in found[0].remedy
+
+
+def test_old_pages_that_find_room_are_well_and_a_worker_without_pages_is_worth_a_note() -> None:
+    found = findings(structs.replace(WELL, journal=HOLDS, worker=structs.replace(WORKER, pages="off")))
+    levels = {each.topic: each.level for each in found if each.level != "well" or "pages" in each.topic}
+    assert levels == {"old pages": "well", "worker pages": "note"}
+
+
+def test_the_journals_folder_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "journal"
+    settings = load_settings(
+        None,
+        {},
+        {
+            "model": str(ensure_preset("tiny")),
+            "n_ctx": 4096,
+            "kv_host_tokens": 1024,
+            "journal_dir": str(folder),
+        },
+    )
+    looked = look_at_journal(settings, runs=False)
+    assert looked.holds and not looked.problem and not folder.exists()
+    assert looked.conversation_mb == 4096 * 2 * 2 * 2 * 2 * 32 >> 20, (
+        "K, V; layers; heads of 32 elements; f16"
+    )
+    lock = claim(folder)
+    assert "another broker" in look_at_journal(settings, runs=False).problem
+    assert not look_at_journal(settings, runs=True).problem
+    os.close(lock)
+    assert not look_at_journal(settings, runs=False).problem
+    folder.rmdir()
+    folder.write_text("")
+    assert "no folder" in look_at_journal(settings, runs=False).problem
 
 
 def test_cables_by_measurement_before_what_the_interface_says() -> None:
