@@ -28,7 +28,7 @@ help: ## print this list
 setup: ## make .venv, compile the engine once (about five minutes), fetch the small model
 	$(SET_UP)
 
-run: ## set up, then serve in the foreground: gateway, mac, bridge and a worker on this machine
+run: ## set up, then serve in the foreground: gateway, mac, broker, bridge and a worker on this machine
 	$(SET_UP) --quiet
 	@exec $(OUTRIGGER) run $(ARGS)
 
@@ -36,12 +36,14 @@ test: ## set up, fetch the models of the tests (93 and 238 MB, once), run the te
 	$(SET_UP) --quiet --model gemma3-270m
 	@$(PYTEST) $(ARGS) || { code=$$?; echo "make test: failed (pytest exit code $$code)" >&2; exit $$code; }
 
-test-system: ## run the tests that need packages beyond Python's: node, npm, prometheus
+test-system: ## run the tests that need node, npm, prometheus, docker-compose (four minutes)
 	$(SET_UP) --quiet
 	@command -v node >/dev/null && command -v npm >/dev/null || { echo "make test-system: node and npm are missing;" \
 	"install them: apt-get install nodejs npm (on a Mac: brew install node)" >&2; exit 2; }
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { echo "make test-system: prometheus is missing;" \
 	"install it: apt-get install prometheus (on a Mac: brew install prometheus)" >&2; exit 2; }
+	@command -v docker-compose >/dev/null || { echo "make test-system: docker-compose is missing;" \
+	"install it: apt-get install docker-compose (on a Mac: brew install docker-compose)" >&2; exit 2; }
 	@[ -d .outrigger/node/node_modules/zeromq ] || npm install --loglevel=error --no-audit --no-fund \
 	--prefix .outrigger/node zeromq@6 @msgpack/msgpack@3
 	@[ -d .outrigger/node/node_modules/@grafana/schema ] || npm install --loglevel=error --no-audit --no-fund \

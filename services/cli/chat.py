@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from common.config import find_file, load_settings
-from common.errors import OutriggerError, RequestError, SettingError
+from common.errors import OutriggerError, RequestError, ServiceError, SettingError
 from services.client import CurveKeys, OutriggerClient, PieceWritten, Queued, ReadingPrompt
 from services.runtime.bus import public_key_of
 from services.runtime.endpoints import PUBLIC_SOCKET, ipc_endpoint
@@ -114,6 +114,11 @@ def _progress(text: str) -> None:
 def _endpoint_here() -> str:
     """The ipc endpoint of the run directory that the settings name."""
     settings = load_settings(find_file(os.environ), os.environ)
+    if not (settings.run_dir / PUBLIC_SOCKET).exists():
+        raise ServiceError(
+            f"nothing runs (run directory {settings.run_dir}): `outrigger up` starts it, --endpoint names a gateway "
+            f"elsewhere"
+        )
     return ipc_endpoint(settings.run_dir / PUBLIC_SOCKET)
 
 

@@ -105,6 +105,8 @@ def test_nothing_runs_is_said_by_each_command_in_its_way(tmp_path):
     assert (told.returncode, told.stdout.startswith("nothing runs (run directory ")) == (3, True)
     down = outrigger(tmp_path / "run", "down")
     assert (down.returncode, down.stdout.startswith("nothing runs")) == (0, True)
+    chat = outrigger(tmp_path / "run", "chat")
+    assert chat.returncode and "nothing runs (run directory " in chat.stderr
     logs = outrigger(tmp_path / "run", "logs")
     assert (logs.returncode, "nothing ran here yet" in logs.stderr) == (3, True)
 
