@@ -97,13 +97,17 @@ def test_a_talk_in_three_turns(rig, chat):
     assert chat.wait(20) == 0
 
 
-def test_without_a_gateway_it_says_so(tmp_path):
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [((), "nothing runs (run directory "), (("--endpoint", "ipc:///nowhere.sock"), "does the gateway run?")],
+)
+def test_without_a_gateway_it_says_so(tmp_path, more, said):
     tmp_path.chmod(0o700)
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", "chat"],
+        [sys.executable, "-m", "services.cli.main", "chat", *more],
         env=CLEAN | {"PYTHONPATH": str(ROOT), "OUTRIGGER_RUN_DIR": str(tmp_path), "OUTRIGGER_CONFIG": ""},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 3 and "does the gateway run?" in done.stderr
+    assert done.returncode == 3 and said in done.stderr
