@@ -99,12 +99,15 @@ def test_a_talk_in_three_turns(rig, chat):
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [((), "nothing runs (run directory "), (("--endpoint", "ipc:///nowhere.sock"), "does the gateway run?")],
+    [
+        ((), "nothing runs (run directory "),
+        (("--endpoint", "ipc://{folder}/public.sock"), "does the gateway run?"),
+    ],
 )
 def test_without_a_gateway_it_says_so(tmp_path, more, said):
     tmp_path.chmod(0o700)
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", "chat", *more],
+        [sys.executable, "-m", "services.cli.main", "chat", *(each.format(folder=tmp_path) for each in more)],
         env=CLEAN | {"PYTHONPATH": str(ROOT), "OUTRIGGER_RUN_DIR": str(tmp_path), "OUTRIGGER_CONFIG": ""},
         capture_output=True,
         text=True,
