@@ -158,6 +158,8 @@ HELD = (
     Panel("Worker can hold pages", "short", (("max(outrigger_pages_up)", "up"),)),
     Panel("Full pages, by where a copy is", "short", by_label("held_pages", "where")),
     Panel("Tokens in full pages, by where a copy is", "short", by_label("held_tokens", "where")),
+    Panel("Groups that each worker answers for", "short", by_label("worker_groups", "worker")),
+    Panel("Pace of each worker, a row and group", "s", by_label("worker_pace_seconds", "worker")),
     Panel("Query for held pages, there and back", "s", percentiles("held_query_seconds")),
     Panel("Keys the worker attended, by what computed", "ops", (("outrigger:held_keys:rate5m", "{{by}}"),)),
     Panel(

@@ -13,12 +13,15 @@ from collections.abc import Callable
 import click
 
 from common.config import find_file, load_settings
+from common.config.page_workers import worker_numbers
 from services.bench.scrape import scrape
 from services.cli.held_view import MB, Samples, facts_of, total
+from services.runtime.service import numbered_port
 
 EXIT_NOTHING_RUNS = 3
 Grown = Callable[..., float]
 Ratio = Callable[[float, float, str], str]
+COUNTS = ("_total", "_count", "_sum", "_bucket")
 WORKER_STATE = "outrigger_worker_state{state="
 
 
@@ -32,13 +35,16 @@ def command(every_s: float) -> None:
     \b
     Exit codes: 0 shown, 2 a bad setting, 3 no process answers on its metrics port.
     """
-    metrics = load_settings(find_file(os.environ), os.environ).metrics
+    settings = load_settings(find_file(os.environ), os.environ)
+    metrics = settings.metrics
     ports = {
         "gateway": metrics.gateway_port,
         "mac": metrics.mac_port,
         "broker": metrics.broker_port,
         "bridge": metrics.bridge_port,
     }
+    further = [number for number in worker_numbers(settings) if number]
+    ports |= {f"bridge-{number}": numbered_port(metrics.bridge_port, number) for number in further}
     before, began = look(ports), time.monotonic()
     if not before:
         asked = ", ".join(f"{name} {port}" for name, port in ports.items())
@@ -57,13 +63,16 @@ def command(every_s: float) -> None:
 
 
 def look(ports: dict[str, int]) -> Samples:
-    """All samples of the processes that answer; of none: empty."""
+    """All samples of the processes that answer, counts of several bridges added up; of none: empty."""
     found: Samples = {}
     for port in ports.values():
         try:
-            found |= scrape(port) if port else {}
+            samples = scrape(port) if port else {}
         except OSError:
             continue
+        for sample, value in samples.items():
+            is_count = sample.partition("{")[0].endswith(COUNTS)
+            found[sample] = found.get(sample, 0.0) + value if is_count else found.get(sample, value)
     return found
 
 

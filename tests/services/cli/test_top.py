@@ -58,6 +58,19 @@ def test_old_pages_are_shown_once_some_are_kept():
     assert shown["page program"] == "-" and shown["page faults"].startswith("1 fallbacks, 0 damaged")
 
 
+def test_counts_of_several_bridges_are_added_and_states_are_the_first_ones():
+    bridges = Metrics("bridge"), Metrics("bridge")
+    with Exposition(bridges[0], 0) as one, Exposition(bridges[1], 0) as two:
+        ports = {str(n): int(each.url.split(":")[2].split("/")[0]) for n, each in enumerate((one, two))}
+        bridges[0].set("worker_thermal_state", 1)
+        for bridge, seconds in zip(bridges, (0.25, 0.5), strict=True):
+            bridge.observe("held_query_seconds", seconds)
+        looked = look(ports)
+    assert looked["outrigger_held_query_seconds_count"] == 2
+    assert looked["outrigger_held_query_seconds_sum"] == 0.75
+    assert looked["outrigger_worker_thermal_state"] == 1
+
+
 def test_nobody_there(monkeypatch, tmp_path):
     for name in ("GATEWAY", "MAC", "BROKER", "BRIDGE"):
         monkeypatch.setenv(f"OUTRIGGER_{name}_METRICS_PORT", "0")
