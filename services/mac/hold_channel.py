@@ -97,15 +97,20 @@ class HoldChannel:
     # --- a conversation begins and ends
 
     def open(self, ids: NDArray[np.int32], timeout_s: float = 0.0) -> bool:
-        """Have a conversation of the tokens ids i32 [n]; waits up to timeout_s for the answer. True when it is open."""
-        now = self._clock()
-        if not self.is_open and not self._opening and now >= self._try_at_s:
-            self._opening, self._open_at_s = next(self._tickets), now
-            if not self._say(h.OpenConversation(self._opening, self.form, len(ids)), ids):
-                self._opening = 0
-        until_s = now + timeout_s
-        while self._opening and (left_s := until_s - self._clock()) > 0:
-            self.hear(left_s)
+        """Have a conversation of the tokens ids i32 [n]; waits up to timeout_s for the answer. True when it is open.
+
+        A broker that is not there yet, because it was started again with us, is awaited, too.
+        """
+        until_s = self._clock() + timeout_s
+        while not self.is_open:
+            now = self._clock()
+            if not self._opening and now >= self._try_at_s:
+                self._opening, self._open_at_s = next(self._tickets), now
+                if not self._say(h.OpenConversation(self._opening, self.form, len(ids)), ids):
+                    self._opening = 0
+            if (left_s := until_s - now) <= 0:
+                break
+            self.hear(min(left_s, RETRY_S / 4))
         if self._opening and self._clock() - self._open_at_s > 30 * RETRY_S:
             self._opening = 0
         return self.is_open
