@@ -60,6 +60,7 @@ def service_of() -> Service:
     environ = {
         "OUTRIGGER_RUN_DIR": str(settings.run_dir),
         "OUTRIGGER_DATA_DIR": str(settings.data_dir.absolute()),
+        "OUTRIGGER_JOURNAL_DIR": str(Path(settings.broker.journal_dir).absolute()),
     }
     if file:
         environ["OUTRIGGER_CONFIG"] = str(Path(file).absolute())

@@ -53,11 +53,14 @@ def test_a_dry_run_writes_nothing_and_an_installation_the_same_once(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OUTRIGGER_API_KEY", "s3cret")
     monkeypatch.setenv("OUTRIGGER_N_CTX", "4096")
+    monkeypatch.setenv("OUTRIGGER_JOURNAL_DIR", "kept")
+    monkeypatch.chdir(tmp_path)
     arguments = ["install", "--kind", kind]
     shown = CliRunner().invoke(command, [*arguments, "--dry-run"])
     assert shown.exit_code == 0, shown.output
     assert list(tmp_path.iterdir()) == []
     assert "OUTRIGGER_N_CTX" in shown.output and "s3cret" not in shown.output
+    assert str(tmp_path / "kept") in shown.output, "the service starts in another folder"
     assert CliRunner().invoke(command, arguments).exit_code == 0
     (written,) = plan(kind, service_of(), tmp_path).files  # type: ignore[arg-type]
     assert written.read_text() in shown.output
