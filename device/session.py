@@ -164,7 +164,7 @@ class Session:
     def _send(self, buffers: list[memoryview]) -> None:
         try:
             sent = self._sock.sendmsg(buffers[:SEND_BUFFERS_MAX])
-            if len(buffers) == 1 and sent == len(buffers[0]):
+            if sent == sum(map(len, buffers)):
                 return  # most answers are short and leave at once
             writer = FrameWriter()
             writer.add(buffers)

@@ -71,12 +71,19 @@ class FrameReader:
             return self._long.payload[self._long_filled : self._long_filled + PIECE_BYTES]
         return self._staging[self._staged :]
 
-    def advance(self, n_bytes: int) -> Iterator[RawFrame]:
+    def advance(self, n_bytes: int) -> Iterable[RawFrame]:
         """Account for n_bytes just written to `buffer()` and yield each frame that is now whole.
 
         Consume it wholly before asking for the next buffer. Raises RemoteProtocolError on a wrong magic, an unknown
         type or a payload over its bound.
         """
+        if self._long is None and not self._staged and n_bytes >= HEADER.size:
+            frame_type, n_payload = self._read_header(self._staging)
+            if n_bytes == HEADER.size + n_payload:  # one short frame, which is what mostly comes
+                return (RawFrame(frame_type, memoryview(bytearray(self._staging[HEADER.size : n_bytes]))),)
+        return self._cut(n_bytes)
+
+    def _cut(self, n_bytes: int) -> Iterator[RawFrame]:
         if self._long is not None:
             if (whole := self._lengthen(self._long, n_bytes)) is not None:
                 yield whole

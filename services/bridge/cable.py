@@ -129,6 +129,8 @@ class Cable:
         )
 
     def _flush(self) -> None:
+        if not self._writer.n_bytes:
+            return
         try:
             while self._writer and self.connected and self._failure is None:
                 self._writer.advance(self._sock.sendmsg(self._writer.buffers()))

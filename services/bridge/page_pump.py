@@ -161,8 +161,8 @@ class PagePump(CommandedThread):
         return due
 
     def _serve_mac(self) -> None:
-        """Take queries, and put each on its way before the next is looked for."""
-        while (received := self._attention.recv(0)) is not None:
+        """Take one query and put it on its way. The next is looked for in the next turn, after answers."""
+        if (received := self._attention.recv(0)) is not None:
             self._errands.ask(received)
             self._send_waiting()
             self._hot_until = time.monotonic() + HOT_S
