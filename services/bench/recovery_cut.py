@@ -28,9 +28,10 @@ from services.bench.faults.system import RunningSystem
 from services.bench.report import NotMeasuredError, Report
 from services.bench.scrape import scrape
 from services.bench.texts import natural_tokens
+from services.launch.vigil import EARLY_S
 
 MODEL = "hybrid-27b-heads"
-LIMIT = GROUP_TOKENS = 4096
+LIMIT, GROUP_TOKENS = 8192, 4096
 SHAPE: dict[str, object] = {
     "n_ctx": 32_768,
     "threads": 1,
@@ -42,7 +43,7 @@ SHAPE: dict[str, object] = {
     "worker_rest_s": 0.2,
     "split": "on",
 }
-N_CONTEXT, N_CONTEXT_QUICK = 13_000, 9_000
+N_CONTEXT, N_CONTEXT_QUICK = 17_000, 13_000
 """Tokens of the conversation."""
 N_READ, N_READ_TOLD = 4096, 65_536
 """Tokens of the read that is timed, and of the one that is told."""
@@ -67,6 +68,8 @@ class Waits:
     """Of an undisturbed answer, from token to token."""
     cut_s: list[float] = field(default_factory=list)
     killed_s: list[float] = field(default_factory=list)
+    ready_s: list[float] = field(default_factory=list)
+    """Of killed_s, until another mac process took requests."""
     n_read_again: list[int] = field(default_factory=list)
     """Tokens that were computed again after the host was killed."""
     read_s: float = 0.0
@@ -134,7 +137,14 @@ class Conversation:
         self.wait_whole()
 
     def killed(self) -> None:
-        """mac, bridge and broker are killed at once; the conversation goes on where it was."""
+        """mac, bridge and broker are killed at once; the conversation goes on where it was.
+
+        Not before they have lived for a while: who dies young is not started again at once.
+        """
+        self._until(
+            "the host's processes to have lived",
+            lambda: min(self._system.uptimes_s().get(name, 0.0) for name in KILLED) > EARLY_S + 1,
+        )
         came: list[int] = []
 
         def count(_index: int, token_id: int) -> None:
@@ -150,6 +160,7 @@ class Conversation:
         self._until_ready()
         prompt, asked_s = np.concatenate((self._prompt, np.array(came, np.int32))), time.monotonic()
         again = self._ask(prompt, n_tokens=N_ANSWER - len(came))
+        self._waits.ready_s.append(asked_s - killed_s)
         self._waits.killed_s.append(asked_s - killed_s + again.first_token_s)
         self._waits.n_read_again.append(len(prompt) - again.report.tokens_cache)
         self._waits.compared.compare("host killed", self.right, (*came, *again.token_ids))
@@ -158,11 +169,7 @@ class Conversation:
     def wait_whole(self) -> None:
         """Until the worker has what is not on the host. Raises ServiceError."""
         wanted = (len(self._prompt) - LIMIT) // GROUP_TOKENS
-        until_s = time.monotonic() + WHOLE_S_MAX
-        while self._value("broker", PLACED) < wanted:
-            if time.monotonic() > until_s:
-                raise ServiceError(f"the worker was not given its pages again within {WHOLE_S_MAX:.0f} s")
-            time.sleep(0.05)
+        self._until("the worker to have pages", lambda: self._value("broker", PLACED) >= wanted)
 
     # --- inside
 
@@ -177,15 +184,19 @@ class Conversation:
 
     def _until_ready(self) -> None:
         """Until another mac process takes requests. Raises ServiceError."""
-        until_s = time.monotonic() + WHOLE_S_MAX
-        while time.monotonic() < until_s:
+
+        def ready() -> bool:
             status = self._client.status(0.2)
-            if status is not None and status.state == "ready":
-                return
+            return status is not None and status.state == "ready"
+
+        self._until("the host to come back", ready)
+
+    def _until(self, what: str, true: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + WHOLE_S_MAX
+        while not true():
+            if time.monotonic() > until_s:
+                raise ServiceError(f"waited {WHOLE_S_MAX:.0f} s for {what}:\n{self._system.said()[-2000:]}")
             time.sleep(0.02)
-        raise ServiceError(
-            f"the host did not come back within {WHOLE_S_MAX:.0f} s:\n{self._system.said()[-2000:]}"
-        )
 
     def _value(self, process: str, series: str) -> float:
         port = getattr(self._system.settings.metrics, f"{process}_port")
@@ -240,6 +251,7 @@ def tell(report: Report, waits: Waits) -> None:
     )
     report.figure("token_s_undisturbed", median(waits.token_s), tokens=len(waits.token_s))
     report.figure("first_token_after_kill_s", median(waits.killed_s), rounds=len(waits.killed_s))
+    report.figure("host_ready_after_kill_s", median(waits.ready_s), rounds=len(waits.ready_s))
     report.figure("tokens_read_again_after_kill", median(waits.n_read_again), rounds=len(waits.n_read_again))
     report.figure("reread_s_per_64k", waits.read_s * scale, tokens=N_READ)
     report.figure("tokens_compared", compared.compared, tokens=compared.compared)

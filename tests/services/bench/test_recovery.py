@@ -48,7 +48,7 @@ def waits_of(right, found, **changes):
     compared.compare("made up", right, found)
     fields: dict[str, Any] = dict(
         n_context=9000, compared=compared, token_s=[0.1, 0.3, 0.2], cut_s=[1.0, 3.0], killed_s=[4.0, 8.0],
-        n_read_again=[10, 20], read_s=2.0, n_by_worker=5, n_by_journal=6,
+        ready_s=[1.0, 2.0], n_read_again=[10, 20], read_s=2.0, n_by_worker=5, n_by_journal=6,
     )  # fmt: skip
     return recovery_cut.Waits(**(fields | changes))
 
@@ -57,6 +57,7 @@ def test_figures_are_medians_and_the_read_is_scaled(report):
     recovery_cut.tell(report, waits_of([1, 2, 3], [1, 2, 4]))
     told = report.figures
     assert (told["first_token_after_cut_s"], told["first_token_after_kill_s"]) == (2.0, 6.0)
+    assert told["host_ready_after_kill_s"] == 1.5
     assert (told["token_s_undisturbed"], told["tokens_read_again_after_kill"]) == (0.2, 15)
     assert told["reread_s_per_64k"] == 32.0, "4,096 tokens in 2 s"
     assert (told["tokens_compared"], told["tokens_equal"]) == (3, 0), "one of three differs"
