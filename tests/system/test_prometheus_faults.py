@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -20,10 +20,12 @@ from tests.journey.system import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only there can a running process be given less room for files"
+)
 NOT_STRUCK = {
     "Reads given back by a slow worker": "the guard is off here, for a busy machine would set it off; "
     "tests/services/mac/test_pairing.py gives reads back",
-    "Failed page programs, by cause": "the interpreter builds all of them; tests/device/coreml/frozen fails each way",
 }
 
 
@@ -52,16 +54,30 @@ def test_a_slow_disk_lets_the_journal_lag(watched):
     until(lambda: "JournalLagging" not in watched.prometheus.firing())
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only there can a running process be given less room for files"
-)
-def test_a_full_disk_is_told_and_what_waits_is_kept_later(watched):
-    pid = watched.system.pid_of("broker")
+@contextmanager
+def less_room(watched, process):
+    """Inside, no file of a process grows beyond 128 KiB: its writes fail as on a full disk."""
+    pid = watched.system.pid_of(process)
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    with watched.chatting("reef"):
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (256 << 10, before[1]))
-        watched.wait_fires("JournalRefuses")
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (128 << 10, before[1]))
+    try:
+        yield
+    finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+@ON_LINUX
+def test_a_full_disk_is_told_and_what_waits_is_kept_later(watched):
+    with watched.chatting("reef"), less_room(watched, "broker"):
+        watched.wait_fires("JournalRefuses")
+
+
+@ON_LINUX
+def test_a_page_program_that_cannot_be_written_is_told(watched):
+    watched.wait_whole()
+    with less_room(watched, "worker"):
+        watched.chat("cove")
+        until(lambda: watched.value("outrigger_frozen_failed_pages") > 0)
 
 
 def test_a_damaged_frame_and_a_lost_worker_are_told(watched):
