@@ -35,6 +35,8 @@ from services.runtime.endpoints import route_endpoint
 N_LAYER, N_LAYER_QUICK, N_PAGES, ROUNDS = 4, 2, 8, 5
 WAIT_S = 120.0
 READ_BYTES = 1 << 20
+UP = '"event": "pages up"'
+"""What a bridge logs once it may give pages to a worker."""
 
 
 def form_of(n_layer: int) -> h.PageForm:
@@ -122,9 +124,13 @@ def push_s(processes: Processes, settings: Settings, mac: Mac, n_pages: int, col
     memory = memory_in_hand(2 * n_bytes)  # the worker's, and the system's for the files
     if cold:
         forget(mac.places)
+    n_up = processes.n_said("bridge", UP)
     processes.start("worker", "device.worker", settings)
+    while processes.n_said("bridge", UP) == n_up:
+        processes.check()
+        time.sleep(0.005)
+    memory.close()  # it takes milliseconds, while the first page is given
     first_s = mac.placed(1)
-    memory.close()
     return mac.placed(n_pages) - first_s
 
 
