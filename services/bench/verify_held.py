@@ -239,16 +239,20 @@ def _borders(label: str, path: Path, engine: Engine, report: Report, totals: Hel
 
 
 def _faults(label: str, path: Path, engine: Engine, report: Report, totals: HeldTotals) -> None:
-    """Every fault of a worker at every moment, which is there again eight tokens later; and of the broker."""
+    """Every fault of a worker at every moment, which is there again eight tokens later; and of the broker.
+
+    At every second fault another worker holds the newer groups.
+    """
     tokens = natural_tokens(path, N_STRUCK + N_DECODED)
     kept = _kept(engine, tokens, N_STRUCK)
     moments = list(MOMENTS.items())
     for number, fault in enumerate(FAULTS):
         for moment, position in [moments[number % len(moments)]] if report.quick else moments:
-            worker = PeerWorker()
-            with _house(engine, totals, worker) as house:
+            workers = [PeerWorker(n_groups_max=2), PeerWorker()] if number % 2 else [PeerWorker()]
+            worker = workers[0]
+            with _house(engine, totals, *workers) as house:
                 struck = answer(house.sequence, tokens, N_STRUCK, _striking(house, worker, fault, position))
-                totals.compare(f"{label}, worker {fault} {moment}", kept, struck)
+                totals.compare(f"{label}, worker {fault} {moment}, of {len(workers)}", kept, struck)
                 report.progress(f"{label}, worker {fault} {moment}")
     for position in list(MOMENTS.values())[:: 2 if report.quick else 1]:
         with _house(engine, totals, PeerWorker()) as house:

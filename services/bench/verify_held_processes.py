@@ -1,8 +1,9 @@
 """`outrigger verify --held`, its last part: the whole system past its limit, with real processes struck in the middle.
 
-`outrigger run` with broker, bridge and a real worker, against one host process that keeps every page (the same
-settings, `hold = off`), token for token. One conversation of token ids that grows: each turn is struck once, while it
-is read or while it is answered. Then the processes must be there again, pages on the worker, and the next turn right.
+`outrigger run` with broker, two bridges and two real workers that hold pages, against one host process that keeps every
+page (the same settings, `hold = off`), token for token. One conversation of token ids that grows: each turn is struck
+once, while it is read or while it is answered. Then the processes must be there again, pages on workers, and the next
+turn right.
 Called by verify_held.py.
 """
 
@@ -50,7 +51,7 @@ TEXT_TOKENS = 90_000
 
 Moment = Literal["reading", "answering"]
 MOMENTS: tuple[Moment, ...] = ("reading", "answering")
-PLACED = 'outrigger_held_pages{where="worker"}'
+PLACED = 'outrigger_worker_groups{{worker="{}"}}'
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Strike:
 STRIKES = (
     Strike("worker"),
     Strike("worker", is_frozen=True),
+    Strike("worker-1"),
+    Strike("worker-1", is_frozen=True),
+    Strike("bridge-1"),
     Strike("bridge"),
     Strike("broker"),
     Strike("mac", ends=True),
@@ -100,7 +104,9 @@ def verify_processes(label: str, path: Path, report: Report) -> ProcessCounts:
     moments = MOMENTS[1:] if report.quick else MOMENTS
     with (
         Rig(path, pinned=False, hold="off", **SHAPE) as rig,  # type: ignore[arg-type]
-        RunningSystem(path, like=None, **SHAPE, worker_threads=1, worker_rest_s=0.2) as system,
+        RunningSystem(
+            path, like=None, **SHAPE, page_workers="1", worker_threads=1, worker_rest_s=0.2
+        ) as system,
         system.client() as client,
     ):
         alone = rig.seat_alone()
@@ -111,7 +117,10 @@ def verify_processes(label: str, path: Path, report: Report) -> ProcessCounts:
             for moment in moments:
                 talk.wait_whole(strike.name)
                 talk.turn(f"{label}, {strike.name} while {moment}", strike, moment)
-                report.progress(f"{label}, {strike.name} while {moment}: {len(talk.tokens)} tokens")
+                report.progress(
+                    f"{label}, {strike.name} while {moment}: {len(talk.tokens)} tokens so far, {talk.n_remote} groups "
+                    f"by workers, {talk.n_journal} from the journal"
+                )
         talk.wait_whole("the last strike")
         talk.turn(f"{label}, whole again")
         counts.remote_groups, counts.journal_groups = talk.n_remote, talk.n_journal
@@ -135,7 +144,8 @@ class _Talk:
         self.n_remote, self.n_journal = 0, 0
         self._path, self._alone, self._system, self._client = path, alone, system, client
         self._counts, self._n_turns = counts, 0
-        self._pids: dict[str, int] = {}
+        self._names = frozenset(system.pids())
+        self._killed: set[int] = set()
         self._thaws: list[threading.Timer] = []
         vocabulary = Vocabulary.load(path)
         self._end_ids = frozenset(vocabulary.end_ids)
@@ -163,20 +173,23 @@ class _Talk:
         self.tokens = np.concatenate((self.tokens, np.array(right, np.int32), more))
 
     def wait_whole(self, after: str) -> None:
-        """Until every process is there and awake, and the worker has pages."""
+        """Until every process is there and awake, and both workers have pages."""
         for thaw in self._thaws:
             thaw.join()
         until_s = time.monotonic() + WHOLE_S_MAX
         while time.monotonic() < until_s:
-            pids, worker = self._system.pids(), "nobody"
+            worker = "nobody"
             with contextlib.suppress(OutriggerError):
                 worker = self._client.status().worker.state
-            placed = self._value("broker", PLACED) > 0
-            if placed and worker == "ready" and len(pids) >= max(len(self._pids), 1):
+            alive = {name for name, pid in self._system.pids().items() if pid not in self._killed}
+            missing = self._names - alive
+            n_groups = [self._value("broker", PLACED.format(number)) for number in (0, 1)]
+            if all(n_groups) and worker == "ready" and not missing:
                 return
             time.sleep(0.1)
         self._counts.problems.append(
-            f"{WHOLE_S_MAX:.0f} s after {after} the system is not whole: worker {worker}, pages placed: {placed}"
+            f"{WHOLE_S_MAX:.0f} s after {after} the system is not whole: worker {worker}, groups on workers: "
+            f"{n_groups}, missing: {sorted(missing)}"
         )
 
     def _answer(self, strike: Strike | None, moment: Moment) -> tuple[tuple[int, ...], bool]:
@@ -194,11 +207,12 @@ class _Talk:
         return tuple(token_ids), was_struck
 
     def _strike(self, strike: Strike) -> None:
-        self._pids = self._system.pids()
         self._counts.strikes += 1
-        pid = self._pids[strike.process]
+        pid = self._system.pids()[strike.process]
         os.kill(pid, signal.SIGSTOP if strike.is_frozen else signal.SIGKILL)
-        if strike.is_frozen:
+        if not strike.is_frozen:
+            self._killed.add(pid)
+        else:
             self._thaws.append(threading.Timer(FROZEN_S, _thaw, (pid,)))
             self._thaws[-1].start()
 

@@ -34,5 +34,12 @@ def test_totals_fail_by_what_happened_to_the_whole_system():
 
 
 def test_each_process_of_the_host_and_the_worker_is_struck():
-    assert {strike.process for strike in STRIKES} == {"worker", "bridge", "broker", "mac"}
+    assert {strike.process for strike in STRIKES} == {
+        "worker",
+        "worker-1",
+        "bridge",
+        "bridge-1",
+        "broker",
+        "mac",
+    }
     assert len({strike.name for strike in STRIKES}) == len(STRIKES) and len(MOMENTS) == 2
