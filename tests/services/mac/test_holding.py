@@ -6,6 +6,7 @@ process that fail when told to. Compared: the logits of the prompt and of every 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -221,18 +222,38 @@ def test_an_answer_is_made_canonical_past_the_limit(engine: Engine, tmp_path: Pa
     assert np.array_equal(ours, talk(HeldSequence(engine)))
 
 
-def test_a_new_process_goes_on_from_the_journal(engine: Engine, kept: np.ndarray, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broker_is_late", [False, True])
+def test_a_new_process_goes_on_from_the_journal(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, broker_is_late: bool
+) -> None:
     house = House(engine, tmp_path, PeerWorker())
     answer(house.sequence)
     house.holding.close()
     engine.set_sources(None)
     engine.own.span(0, engine.spec.n_layer_full).truncate(0)
     house.broker.restart()
+    if broker_is_late:  # it was killed, too, and is awaited
+        house.broker.up = False
+        threading.Timer(0.5, setattr, (house.broker, "up", True)).start()
     house.sequence, house.holding = house.hold(engine)
     starts: list[int] = []
     assert np.array_equal(answer(house.sequence, before=starts.append), kept)
     assert starts[0] >= 1024
     house.close()
+
+
+def test_prompts_are_not_refused_before_a_broker_could_say_what_it_has_room_for(
+    engine: Engine, tmp_path: Path
+) -> None:
+    house, now = House(engine, tmp_path), [0.0]
+    house.broker.up = False
+    form = house.holding.form
+    house.holding.close()
+    holding = Holding(engine.own, form, LIMIT, house.broker, [], house.tally, clock=lambda: now[0])
+    assert holding.n_ctx == N_CTX
+    now[0] = holding_module.ROOM_S_MAX
+    assert holding.n_ctx == LIMIT, "there is none"
+    holding.close()
 
 
 def test_the_limit_follows_from_settings_and_model(engine: Engine) -> None:
