@@ -77,6 +77,8 @@ class HoldChannel:
         """ticket -> (layer, page, bytes)"""
         self._kept: set[tuple[int, int]] = set()
         """Pages that this conversation has, or was handed."""
+        self._owed: list[Message] = []
+        """What the broker must hear of, and could not be told yet."""
         self._losses, self._try_at_s, self._is_heard = asker.losses(), 0.0, True
 
     @property
@@ -117,9 +119,7 @@ class HoldChannel:
 
     def close(self) -> None:
         """The sequence is given up."""
-        if self.is_open:
-            self._say(h.CloseConversation(self.conversation))
-        self._drop()
+        self._give_up()
         self.places.clear()
         self.opened = None
 
@@ -131,7 +131,7 @@ class HoldChannel:
         self._in_flight = {t: what for t, what in self._in_flight.items() if what[1] < page}
         self.standing.release = None
         if self.is_open and not self._say(h.CutConversation(self.conversation, n_tokens)):
-            self._drop()  # what it does not know it must not go on with
+            self._give_up()  # what it does not know it must not go on with
 
     def leave(self) -> None:
         """Leave the bus."""
@@ -170,20 +170,33 @@ class HoldChannel:
             ticket = next(self._tickets)
             self._say(h.KeepState(ticket, self.conversation, position, blob.nbytes), blob, ids)
 
-    def holds(self, group_first: int, n_tokens: int) -> None:
-        """What is in memory now."""
-        if self.is_open:
-            self._say(h.HostHolds(self.conversation, group_first, n_tokens))
+    def holds(self, group_first: int, n_tokens: int) -> bool:
+        """What is in memory now; False: it could not be said."""
+        return self.is_open and self._say(h.HostHolds(self.conversation, group_first, n_tokens))
 
     def released(self, asked: h.ReleaseGroups, group_first: int) -> None:
-        """Answers ReleaseGroups."""
-        self.standing.release = None
-        if asked.conversation == self.conversation:
-            self._say(h.GroupsReleased(asked.ticket, asked.conversation, group_first))
+        """Answers ReleaseGroups; what cannot be said now stays to be answered."""
+        answer = h.GroupsReleased(asked.ticket, asked.conversation, group_first)
+        if asked.conversation != self.conversation or self._say(answer):
+            self.standing.release = None
 
     def erred(self, worker: int, epoch: int, cause: str, detail: str, *, quarantine: bool) -> None:
         """A worker's answer was late, wrong or damaged."""
-        self._say(h.WorkerErred(worker, epoch, cause, detail, quarantine))
+        self._owe(h.WorkerErred(worker, epoch, cause, detail, quarantine))
+
+    def _give_up(self) -> None:
+        if self.is_open:
+            self._owe(h.CloseConversation(self.conversation))
+        self._drop()
+
+    def _owe(self, message: Message) -> None:
+        """Say it now, or as soon as it can be said: a conversation nobody closes keeps its files for ever."""
+        self._owed.append(message)
+        self._pay()
+
+    def _pay(self) -> None:
+        while self._owed and self._say(self._owed[0]):
+            self._owed.pop(0)
 
     def _say(self, message: Message, *arrays: object) -> bool:
         try:
@@ -202,8 +215,11 @@ class HoldChannel:
         """Take in what has come; wait up to timeout_s for the first."""
         if (losses := self._asker.losses()) != self._losses:
             self._losses = losses
+            self._owed.clear()
             log.warning("broker lost; pages kept so far stay in the journal")
             self._drop()
+        if self._owed and self._clock() >= self._try_at_s:
+            self._pay()
         while (received := self._asker.recv(timeout_s)) is not None:
             timeout_s = 0.0
             self._take(received.message)

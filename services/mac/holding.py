@@ -221,7 +221,9 @@ class Holding:
         if (page + 1) * pt > n_canonical:
             ids = ~ids
         if page >= self.memory.released:
-            image = self.memory.image(layer, page)
+            # copies: what is sent waits in a pipe, and the memory may be another sequence's by then
+            keys, values = self.memory.image(layer, page)
+            image = keys.copy(), values.copy()
         else:  # a new broker knows this page by its content only
             whole = self._files.image(layer, page)
             image = whole[: form.key_bytes], whole[form.key_bytes :]
@@ -257,9 +259,8 @@ class Holding:
 
     def _tell(self, n_tokens: int) -> None:
         now = self.channel.conversation, self.group_released, n_tokens // self.form.page_tokens
-        if now != self._told:
+        if now != self._told and self.channel.holds(self.group_released, n_tokens):
             self._told = now
-            self.channel.holds(self.group_released, n_tokens)
 
     # --- after a start: what the journal has of a prompt
 
@@ -271,6 +272,8 @@ class Holding:
         if not self._resumes:
             return 0
         self.channel.hear()
+        self._files.close()
+        self._workers.limit(0)
         self.channel.close()
         if not self.channel.open(prompt, OPEN_S) or (opened := self.channel.opened) is None:
             return 0

@@ -7,6 +7,8 @@ process that fail when told to. Compared: the logits of the prompt and of every 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +17,11 @@ import pytest
 
 from common.config import HostSettings
 from common.engine.engine import Decoding, Engine
-from common.errors import OutOfMemoryError
+from common.errors import OutOfMemoryError, ServiceError
 from common.model.geometry import Geometry
 from common.model.synthetic import write_synthetic
+from common.wire import held as h
+from common.wire.message import Message
 from services.bench.held_peers import FAULTS, PeerBroker, PeerWorker
 from services.mac import holding as holding_module
 from services.mac.hold_setup import decoding_of, host_limit, page_form
@@ -133,6 +137,80 @@ def test_pages_that_left_change_no_bit(
     in_memory = house.holding.n_tokens - house.holding.group_released * 128
     assert house.holding.group_released > 6 and in_memory <= LIMIT
     assert house.holding.n_remote == 3 * n_workers and all(worker.n_answers for worker in workers)
+    house.close()
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_conversations_take_turns_and_none_gets_the_pages_of_another(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, n_workers: int
+) -> None:
+    """Pages of the one are mapped and grouped when the other is asked, which comes from the journal, too."""
+    other = TOKENS[::-1].copy()
+    right = {False: kept, True: answer(HeldSequence(engine), prompt=other)}
+    house = House(engine, tmp_path, *(PeerWorker() for _ in range(n_workers)), shadow_every=3)
+    for is_other in (False, True, False, True):
+        found = answer(house.sequence, prompt=other if is_other else TOKENS)
+        assert np.array_equal(found, right[is_other])
+    assert house.holding.channel.opened is not None and house.holding.channel.opened.places
+    breaches = house.tally.metrics.registry.get_sample_value(
+        "outrigger_shadow_checks_total", {"outcome": "breach"}
+    )
+    assert breaches == 0
+    house.close()
+
+
+def test_what_the_broker_cannot_be_told_is_told_later(
+    engine: Engine, kept: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other word finds the pipe full. Lost, each would have a sequence wait for memory that is never released,
+    or a conversation keep its files though it is over."""
+    monkeypatch.setattr("services.mac.hold_channel.RETRY_S", 0.01)
+    house = House(engine, tmp_path)
+    tried: Counter[type] = Counter()
+    said: Counter[type] = Counter()
+    send = house.broker.send
+
+    def often_full(message: Message, *arrays: object, wait_s: float = 0.0) -> None:
+        kind = type(message)
+        tried[kind] += 1
+        if kind in (h.HostHolds, h.CloseConversation, h.WorkerErred) and tried[kind] % 2:
+            raise ServiceError("it does not read")
+        said[kind] += 1
+        send(message, *arrays, wait_s=wait_s)
+
+    monkeypatch.setattr(house.broker, "send", often_full)
+    assert np.array_equal(answer(house.sequence), kept)
+    assert house.holding.group_released > 6
+    said.clear()
+    tried.clear()
+    house.holding.channel.close()
+    assert not said[h.CloseConversation]
+    until_s = time.monotonic() + 10
+    while not said[h.CloseConversation] and time.monotonic() < until_s:
+        house.holding.channel.hear(0.05)
+        time.sleep(0.05)
+    assert said[h.CloseConversation] == 1
+    house.close()
+
+
+def test_what_is_handed_over_is_a_copy(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page waits in a pipe while its memory may become another sequence's."""
+    house, images = House(engine, tmp_path), []
+    send = house.broker.send
+
+    def remembering(message: Message, *arrays: object, wait_s: float = 0.0) -> None:
+        if isinstance(message, h.KeepPage):
+            images.append(arrays[:2])
+        send(message, *arrays, wait_s=wait_s)
+
+    monkeypatch.setattr(house.broker, "send", remembering)
+    answer(house.sequence, n_read=700, n_decoded=1)
+    memory = [part for layer in house.holding.form.layers for part in house.holding.memory.image(layer, 9)]
+    assert images and not any(
+        np.shares_memory(part, other) for pair in images for part in pair for other in memory
+    )
     house.close()
 
 
