@@ -69,7 +69,7 @@ class Holding:
         self._workers = HeldWorkers(workers, self._files.attend, counts, self._erred, shadow_every, clock)
         self._ids = np.zeros(sequence.n_ctx, np.int32)
         self._keep_max = sequence.n_ctx
-        self._told: tuple[int, int, int] | None = None
+        self._told: tuple[int, ...] | None = None
         self._room_by_s = clock() + ROOM_S_MAX
         self._full_since_s: float | None = None
         self._state_at = 0
@@ -258,7 +258,8 @@ class Holding:
         return end
 
     def _tell(self, n_tokens: int) -> None:
-        now = self.channel.conversation, self.group_released, n_tokens // self.form.page_tokens
+        pt = self.form.page_tokens  # a page may go once it is full, and once the newest token is behind it
+        now = self.channel.conversation, self.group_released, n_tokens // pt, (n_tokens - 1) // pt
         if now != self._told and self.channel.holds(self.group_released, n_tokens):
             self._told = now
 

@@ -27,13 +27,19 @@ def turn_borders(tokens: NDArray[np.int32], turn_end_ids: Collection[int]) -> li
 
 
 def points_worth_keeping(
-    end: int, needed: Iterable[int], borders: Iterable[int], capacity: int
+    end: int,
+    needed: Iterable[int],
+    borders: Iterable[int],
+    capacity: int,
+    pairs_from: int | None = None,
 ) -> frozenset[int]:
     """At most `capacity` grid points in (0, end], the most useful ones.
 
     needed: points to take before all others, such as the prompt's own end. borders: positions of turn borders, each
     served by the grid point before it. What room borders leave (at least half of it) is spread over the sequence at the
     smallest power-of-two multiple of the grid that fits, so that a growing sequence goes on wanting the same points.
+    pairs_from: from there on two ubatches may run staggered; a state between them would keep them from it, so that the
+    spread leaves those out.
     """
     capacity = min(capacity, POINTS_MAX)
     chosen = _newest(needed, end, capacity)
@@ -45,8 +51,12 @@ def points_worth_keeping(
         stride = UBATCH_TOKENS
         while end // stride > room:
             stride *= 2
-        chosen |= set(range(stride, end + 1, stride))
+        chosen |= {point for point in range(stride, end + 1, stride) if not _parts_pair(point, pairs_from)}
     return frozenset(chosen)
+
+
+def _parts_pair(point: int, pairs_from: int | None) -> bool:
+    return pairs_from is not None and point > pairs_from and point % (2 * UBATCH_TOKENS) != 0
 
 
 def _newest(points: Iterable[int], end: int, n: int) -> set[int]:

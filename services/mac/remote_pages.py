@@ -9,6 +9,7 @@ Used by holding.py, on the compute thread.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -217,6 +218,7 @@ class HeldWorkers:
                 )
             except OutriggerError as error:
                 self._lose(asked, "down", str(error))
+        os.sched_yield()  # where every core computes, the bus's own thread would wait until this one has attended
         return runs
 
     def parts(self, query: PageQuery, asked: _Asked) -> Iterable[PartialAttention]:

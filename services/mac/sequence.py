@@ -291,7 +291,10 @@ class HeldSequence:
         # Points before the end of the prompt whose answer is run again stay wanted: it may be regenerated.
         needed |= {reuse_limit(border) for border in sorted(self._borders)[-2:] if border <= len(ids)}
         end = canonical_end(n_grid)
-        wanted = points_worth_keeping(end, needed, self._borders, self.snapshots.capacity)
+        capacity, pairs_from = self.snapshots.capacity, self.split_end
+        if pairs_from is not None and not self.whole.runs_pairs(pairs_from):
+            pairs_from = None
+        wanted = points_worth_keeping(end, needed, self._borders, capacity, pairs_from)
         self.snapshots.want(wanted, start)
         if start and start not in self.snapshots.points:
             for part in range(len(self.parts)):

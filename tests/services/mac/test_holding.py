@@ -267,6 +267,18 @@ def test_a_journal_that_takes_nothing_ends_the_request_by_name(
     house.close()
 
 
+def test_a_full_page_is_told_and_when_the_newest_token_is_behind_it(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group goes only once the newest token is behind it; of a limit of one group, nothing else would say that."""
+    house, told = House(engine, tmp_path), list[int]()
+    holds = house.holding.channel.holds
+    monkeypatch.setattr(house.holding.channel, "holds", lambda g, n: told.append(n) or holds(g, n))
+    answer(house.sequence, n_read=1530, n_decoded=12)
+    assert {1536, 1537} <= set(told) and not {1535, 1539} & set(told)
+    house.close()
+
+
 def test_going_back_recalls_what_is_needed(engine: Engine, kept: np.ndarray, tmp_path: Path) -> None:
     """The same prompt again, another one that parts above the limit, and one that parts below it."""
     house = House(engine, tmp_path, PeerWorker())

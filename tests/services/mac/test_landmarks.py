@@ -51,6 +51,18 @@ def test_without_borders_no_gap_is_more_than_twice_the_even_one(end, capacity):
     assert gaps.max() < 2 * even + UBATCH_TOKENS
 
 
+@given(ends, positions, positions, capacities, st.integers(2, 400).map(lambda k: k * UBATCH_TOKENS))
+def test_no_state_is_spread_between_two_ubatches_that_run_staggered(
+    end, needed, borders, capacity, pairs_from
+):
+    needed, borders = ([grid_floor(point) for point in points] for points in (needed, borders))
+    points = points_worth_keeping(end, needed, borders, capacity, pairs_from)
+    between = {p for p in points if p > pairs_from and p % (2 * UBATCH_TOKENS)}
+    assert between <= {*needed, *borders}
+    below = points_worth_keeping(end, needed, borders, capacity) - points
+    assert all(p > pairs_from and p % (2 * UBATCH_TOKENS) for p in below)
+
+
 @given(ends, st.integers(1, 60))
 def test_a_sequence_that_grew_wants_no_point_it_had_not_wanted_before(end, capacity):
     """Otherwise the states it wants would not be there: they can only be kept while reading past them."""
