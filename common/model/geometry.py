@@ -234,6 +234,10 @@ PRESETS: dict[str, tuple[Geometry, str]] = {
         Geometry(n_layer=8, n_embd=512, n_ff=768, n_head=24, n_head_kv=4, head_dim=256, state_dim=64),
         "q4_0",
     ),
+    "hybrid-27b-cycle": (
+        Geometry(n_layer=4, n_embd=512, n_ff=768, n_head=24, n_head_kv=4, head_dim=256, state_dim=64),
+        "q4_0",
+    ),
     "hybrid-27b-wide": (
         Geometry(n_layer=16, n_embd=1024, n_ff=2560, n_head=24, n_head_kv=4, head_dim=256, state_dim=64),
         "q4_0",

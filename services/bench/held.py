@@ -1,9 +1,11 @@
 """`outrigger bench held`: what held pages cost and gain: staggered reads, tokens with half of their pages elsewhere.
 
-Real processes, one thread each: host, broker and bridge on one core, a worker that holds pages only on the other.
-Models are synthetic hybrids with a 27B's attention (24 query heads on 4 key/value heads of 256 elements) in two of
-eight layers (a read needs what the first of them attends, nothing of the last one but its rows). Whoever is compared
-reads the same prompts in turns, and writes the same tokens, or there is no figure.
+Real processes, one computing thread each: a host with its broker and bridge, a worker that holds pages only. Reads are
+measured with host processes on one core and the worker on the other. For answers nobody is pinned: a query of some
+hundred microseconds would wait for the core that the host's own attention takes.
+Models are synthetic hybrids with a 27B's attention: 24 query heads on 4 key/value heads of 256 elements, in every
+fourth layer. (A read needs nothing of the last layer but its rows.) Whoever is compared reads the same prompts in
+turns, and writes the same tokens, or there is no figure.
 
     stagger_gain                  tokens a second of reads past the limit, two ubatches staggered / one after the other
     stagger_worker_ms, _layers_ms of an ubatch of such a read: the worker's attention, the host's layers
@@ -44,9 +46,9 @@ from services.bench.scrape import scrape
 from services.bench.texts import natural_tokens
 from services.mac.hold_setup import page_form
 
-READ_MODEL, ANSWER_MODEL = "hybrid-27b-wide", "hybrid-27b-heads"
-"""Reads: layers of some width, so that a worker's attention takes as long as they do at some depth. Answers: narrow
-ones, so that attention is most of a token without an hour of reading."""
+READ_MODEL, ANSWER_MODEL = "hybrid-27b-wide", "hybrid-27b-cycle"
+"""Reads: four layers that attend, and layers of some width, so that a worker takes as long as they do at some depth.
+Answers: one layer that attends, the last, so that attention is most of a token and reading that far takes seconds."""
 ROUNDS, ROUNDS_QUICK = 7, 3
 PLACED_S_MAX = 60.0
 PLACED = 'outrigger_held_tokens{where="worker"}'
@@ -73,7 +75,7 @@ class Depths:
 
 
 READING = Depths(limit=512, depth=2560, page_tokens=512, n_more=1024)
-ANSWERING = Depths(limit=4096, depth=16_384, page_tokens=1024, n_more=64)
+ANSWERING = Depths(limit=16_384, depth=65_536, page_tokens=4096, n_more=64)
 
 
 class Watched:
@@ -209,7 +211,7 @@ def measure_answers(path: Path, depths: Depths, n_rounds: int, report: Report, c
         ModelSpec.read(path), HostSettings(page_tokens=depths.page_tokens, group_pages=1), "kernels"
     )
     n_bytes = form.image_bytes * len(form.layers) * n_half // depths.page_tokens
-    with Rig(path, n_ctx=depths.depth + 512, **depths.settings()) as rig:  # type: ignore[arg-type]
+    with Rig(path, n_ctx=depths.depth + 512, pinned=False, **depths.settings()) as rig:
         kept, half = started(
             rig,
             rig.seat_alone(hold="off", **watched_ports()),

@@ -126,6 +126,7 @@ def test_presets_have_the_sizes_in_their_names(name: str) -> None:
         "tiny-sliding": (0, 3e6, 12),
         "hybrid-60m": (55e6, 65e6, 32),
         "hybrid-27b-heads": (25e6, 40e6, 8),
+        "hybrid-27b-cycle": (12e6, 20e6, 4),
         "hybrid-27b-wide": (190e6, 260e6, 16),
         "hybrid-400m": (380e6, 440e6, 32),
     }[name]
@@ -152,7 +153,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, smollm2: Path) ->
         write_synthetic(SMALL, out, tokenizer=smollm2)
     with pytest.raises(
         ModelError,
-        match="unknown preset 'huge'; presets: tiny, tiny-sliding, hybrid-60m, hybrid-27b-heads, hybrid-27b-wide, ",
+        match="unknown preset 'huge'; presets: tiny, tiny-sliding, hybrid-60m, hybrid-27b-heads, hybrid-27b-cycle, ",
     ):
         preset("huge")
     with pytest.raises(ModelError, match="n_head 4 must be a multiple of n_head_kv 3"):

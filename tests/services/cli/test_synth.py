@@ -35,8 +35,8 @@ def test_a_preset_brings_the_embedded_tokenizer(tmp_path: Path, smollm2: Path) -
 def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     out = str(tmp_path / "model.gguf")
     assert (
-        "'tiny', 'tiny-sliding', 'hybrid-60m', 'hybrid-27b-heads', 'hybrid-27b-wide', "
-        "'hybrid-400m'" in CliRunner().invoke(command, ["huge", out]).output
+        "'tiny', 'tiny-sliding', 'hybrid-60m', 'hybrid-27b-heads', 'hybrid-27b-cycle', "
+        "'hybrid-27b-wide', 'hybrid-400m'" in CliRunner().invoke(command, ["huge", out]).output
     )
     assert "is not in the range x>=1" in CliRunner().invoke(command, ["tiny", out, "--n-layer", "0"]).output
     error = CliRunner().invoke(command, ["tiny", out, "--no-tokenizer", "--type", "q4_K"]).exception
