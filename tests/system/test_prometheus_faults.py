@@ -138,7 +138,7 @@ def test_a_page_that_rots_on_the_disk_is_noticed_and_the_worker_is_asked_no_more
                 file.seek(offset + 1)
                 file.write(b"\x40")
     watched.chat("shore", then="Was it not?", max_tokens=100)
-    until(lambda: watched.value("outrigger_pages_quarantined") > 0)
+    until(lambda: watched.value("outrigger_pages_quarantined") > 0, 60.0)
 
 
 def test_every_panel_showed_something_by_now(watched):

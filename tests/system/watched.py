@@ -135,8 +135,8 @@ class Watched:
 
     def wait_whole(self) -> None:
         """Until the worker is there again, for reads and for pages."""
-        until(lambda: self.value("outrigger_worker_up") == 1 and self.value("outrigger_pages_up") == 1)
-        until(lambda: self.value('outrigger_worker_state{state="ready"}') == 1)
+        until(lambda: self.value("outrigger_worker_up") == 1 and self.value("outrigger_pages_up") == 1, 60.0)
+        until(lambda: self.value('outrigger_worker_state{state="ready"}') == 1, 60.0)
 
 
 @contextmanager
