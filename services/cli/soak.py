@@ -35,11 +35,12 @@ def command(
     quick: bool,
     results_folder: Path | None,
 ) -> None:
-    """Short chats, long reads, cancelled ones and new connections, while the worker's faults strike at random.
+    """Short chats, long reads, conversations past the host's limit, cancels and new connections, under faults by seed.
 
-    Starts a system of your settings on free ports and in a folder of its own, with an emulated worker. Every answer is
-    compared with that of a host alone. At the end memory, descriptors, threads and gauges must be where they were, and
-    no process may have grown steadily. Rows of every sample go to results/soak.jsonl.
+    Starts a system of your settings on free ports and in a folder of its own, with an emulated worker whose faults
+    strike, and kills its processes. Every answer is compared with that of a host alone; what a killed host ends is
+    asked again. At the end memory, descriptors, threads, gauges and the journal must be where they were, and no process
+    may have grown steadily. Rows of every sample go to results/soak.jsonl.
 
     \b
     Exit codes: 0 all as it must be, 1 something is not, 2 a bad setting, 3 a process did not start.

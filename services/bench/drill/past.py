@@ -18,7 +18,7 @@ from services.bench.drill.trial import Prompt, Subject
 N_FIRST, N_PROMPT, N_TOKENS, N_PROMPTS = 1536, 2100, 96, 3
 PLACED_S_MAX, QUIET_S, LOOK_S = 60.0, 0.4, 0.05
 PUSHED = "outrigger_held_pages_pushed_total"
-BY_WORKER = 'outrigger_held_groups_total{where="worker"}'
+BY_WORKER, BY_JOURNAL = (f'outrigger_held_groups_total{{where="{where}"}}' for where in ("worker", "journal"))
 FELL_BACK = "outrigger_pages_fallback_total{"
 
 

@@ -1,4 +1,4 @@
-"""The plots of a soak: memory, descriptors and requests over time, faults as ticks; one SVG.
+"""The plots of a soak: memory, descriptors, journal and requests over time, faults as ticks; one SVG.
 
 matplotlib is an optional extra and is imported only here. Used by services.bench.soak.run.
 """
@@ -16,24 +16,31 @@ NEEDS = 'the plots need matplotlib: pip install "outrigger[trace]", or leave --r
 
 
 def svg_of(samples: Sequence[Sample], faults_at_s: Sequence[float], title: str) -> str:
-    """Three lanes over minutes. Raises SettingError when matplotlib is not installed."""
+    """Four lanes over minutes. Raises SettingError when matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise SettingError(NEEDS) from error
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    figure = Figure(figsize=(9, 8), layout="constrained")
     FigureCanvasSVG(figure)
-    memory, descriptors, requests = figure.subplots(3, 1, sharex=True)
+    memory, descriptors, journal, requests = figure.subplots(4, 1, sharex=True)
     for process in samples[0].held:
         chosen = [each for each in samples if process in each.held]
         minutes = [each.at_s / 60 for each in chosen]
         memory.plot(minutes, [each.held[process].rss_bytes / MIB for each in chosen], label=process)
         descriptors.plot(minutes, [each.held[process].n_descriptors for each in chosen], label=process)
     minutes = [each.at_s / 60 for each in samples]
+    journal.plot(minutes, [each.journal.n_bytes / MIB for each in samples], label="MiB")
+    journal.step(minutes, [each.journal.n_files for each in samples], where="post", label="files")
     for name in ("mac.requests_running", "mac.requests_waiting", "gateway.zmq_clients"):
         requests.step(minutes, [each.gauges.get(name, 0.0) for each in samples], where="post", label=name)
-    for axes, what in ((memory, "memory, MiB"), (descriptors, "descriptors"), (requests, "gauges")):
+    for axes, what in (
+        (memory, "memory, MiB"),
+        (descriptors, "descriptors"),
+        (journal, "journal"),
+        (requests, "gauges"),
+    ):
         axes.set_ylabel(what)
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper right", fontsize=7, ncols=3)

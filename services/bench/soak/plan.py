@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["chat", "read", "cancel", "reconnect"]
-KINDS: dict[Kind, float] = {"chat": 0.5, "read": 0.2, "cancel": 0.15, "reconnect": 0.15}
-"""Shares of what clients do: a short prompt; a long one; a long one that is left in the middle; a new connection."""
+Kind = Literal["chat", "read", "past", "cancel", "reconnect"]
+KINDS: dict[Kind, float] = {"chat": 0.4, "read": 0.15, "past": 0.2, "cancel": 0.15, "reconnect": 0.1}
+"""Shares of what clients do: a short prompt; a long one; one past the host's limit; a long one of either kind that is
+left in the middle; a new connection."""
 
 FAULTS = (
     "cut now",
@@ -26,7 +27,18 @@ FAULTS = (
     "memory-low for 2 now",
     "suspend 1 now",
     "restart 0.3 now",
+    "cut in query 2",
+    "flip in query 1",
+    "flip answering query 2",
+    "freeze 2 during query 1",
+    "out-of-memory during append 1",
+    "cut in append 2",
 )
+KILLS = ("worker", "bridge", "broker", "mac", "gateway")
+ENDS = ("mac", "gateway")
+"""Of these: a request under way ends with an error, and its client asks again."""
+KILLED_SHARE = 0.25
+"""Of all strokes."""
 FAULT_EVERY_S = (4.0, 12.0)
 PAUSE_S = (0.0, 0.4)
 
@@ -43,19 +55,24 @@ class Deed:
 
 @dataclass(frozen=True)
 class Stroke:
-    """A fault, and how long after the one before it."""
+    """A fault of the worker or a process that is killed, and how long after the one before it."""
 
     after_s: float
-    script: str
+    script: str = ""
+    kill: str = ""
 
 
-def deeds(seed: int, client: int, n_short: int, n_long: int) -> Iterator[Deed]:
-    """For ever what one client does; `prompt` counts short prompts first, then long ones."""
+def deeds(seed: int, client: int, n_short: int, n_long: int, n_past: int) -> Iterator[Deed]:
+    """For ever what one client does; `prompt` counts short prompts first, then long ones, then those past the limit."""
     chance = random.Random(f"{seed} client {client}")
     while True:
         (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
-        is_long = kind in ("read", "cancel")
-        prompt = n_short + chance.randrange(n_long) if is_long else chance.randrange(n_short)
+        first, n = {
+            "read": (n_short, n_long),
+            "past": (n_short + n_long, n_past),
+            "cancel": (n_short, n_long + n_past),
+        }.get(kind, (0, n_short))
+        prompt = first + chance.randrange(n)
         yield Deed(kind, prompt, chance.uniform(*PAUSE_S), chance.randint(1, 6))
 
 
@@ -63,4 +80,8 @@ def strokes(seed: int) -> Iterator[Stroke]:
     """For ever the faults, one after the other."""
     chance = random.Random(f"{seed} faults")
     while True:
-        yield Stroke(chance.uniform(*FAULT_EVERY_S), chance.choice(FAULTS))
+        after_s = chance.uniform(*FAULT_EVERY_S)
+        if chance.random() < KILLED_SHARE:
+            yield Stroke(after_s, kill=chance.choice(KILLS))
+        else:
+            yield Stroke(after_s, chance.choice(FAULTS))

@@ -6,18 +6,19 @@ Used by services.bench.soak.run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from common.limits import MIB
+from services.bench.drill.journal import JournalState, look_at
 from services.bench.drill.system import Struckable
 from services.bench.faults.footprint import Footprint
-from services.bench.scrape import scrape
 
 GAUGES = {
     "gateway": ("zmq_clients",),
-    "mac": ("requests_running", "requests_waiting"),
-    "bridge": ("worker_up",),
-    "broker": ("journal_lag_pages",),
+    "mac": ("requests_running", "requests_waiting", "journal_lag_pages"),
+    "bridge": ("worker_up", "pages_up"),
+    "broker": ("journal_lag_seconds",),
 }
 """What must be back when nothing is asked any more; a process that does not run, or a series it lacks, is left out."""
 MEMORY_GROWTH_MIB_MIN_MAX = 5.0
@@ -25,25 +26,26 @@ MEMORY_GROWTH_MIB_MIN_MAX = 5.0
 GROWTH_MIB_MIN = 24.0
 """What an allocator may still take over that half without any meaning."""
 
+NO_JOURNAL = JournalState(0, 0, is_locked=False)
+
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment: seconds since the start, footprints by process, gauges by `process.name`."""
+    """One moment: seconds since the start, footprints and process ids by process, gauges by `process.name`."""
 
     at_s: float
     held: dict[str, Footprint]
     gauges: dict[str, float]
+    pids: dict[str, int] = field(default_factory=dict)
+    journal: JournalState = NO_JOURNAL
 
 
 def take(system: Struckable, at_s: float) -> Sample:
-    """Look now. Raises OSError when a process does not serve its metrics, psutil.NoSuchProcess when one is gone."""
+    """Look now; gauges of a process that does not answer are left out. Raises psutil.NoSuchProcess."""
     gauges = {}
     held = system.footprints()
-    ports = system.settings.metrics
     for process, names in GAUGES.items():
-        if process not in held:
-            continue
-        found = scrape(getattr(ports, f"{process}_port"))
+        found = system.metrics(process)
         gauges.update(
             {
                 f"{process}.{name}": found[f"outrigger_{name}"]
@@ -51,7 +53,8 @@ def take(system: Struckable, at_s: float) -> Sample:
                 if f"outrigger_{name}" in found
             }
         )
-    return Sample(at_s, held, gauges)
+    journal = look_at(Path(system.settings.broker.journal_dir))
+    return Sample(at_s, held, gauges, system.pids(), journal)
 
 
 def not_back(before: Sample, after: Sample) -> list[str]:
@@ -71,9 +74,16 @@ def not_back(before: Sample, after: Sample) -> list[str]:
     return found
 
 
+def second_half(samples: Sequence[Sample], process: str) -> list[Sample]:
+    """Of the samples of the life that a process has at the end."""
+    pid = samples[-1].pids.get(process) if samples else None
+    lived = [each for each in samples if process in each.held and each.pids.get(process) == pid]
+    return lived[len(lived) // 2 :]
+
+
 def growth_mib_per_min(samples: Sequence[Sample], process: str) -> float:
-    """Slope of a process's memory over the second half of the samples, by least squares; 0 with fewer than three."""
-    half = [each for each in samples[len(samples) // 2 :] if process in each.held]
+    """Slope of a process's memory over the second half of its last life, by least squares; 0 with fewer than three."""
+    half = second_half(samples, process)
     if len(half) < 3:
         return 0.0
     x = [each.at_s / 60 for each in half]
@@ -84,12 +94,11 @@ def growth_mib_per_min(samples: Sequence[Sample], process: str) -> float:
 
 
 def still_growing(samples: Sequence[Sample]) -> list[str]:
-    """Processes whose memory grew steadily over the second half, by more than an allocator's whims; sentences."""
-    if not samples:
-        return []
-    minutes = (samples[-1].at_s - samples[len(samples) // 2].at_s) / 60
+    """Processes whose memory grew steadily over that half, by more than an allocator's whims; sentences."""
     found = []
-    for process in samples[-1].held:
+    for process in samples[-1].held if samples else ():
+        half = second_half(samples, process)
+        minutes = (half[-1].at_s - half[0].at_s) / 60
         slope = growth_mib_per_min(samples, process)
         if slope > MEMORY_GROWTH_MIB_MIN_MAX and slope * minutes > GROWTH_MIB_MIN:
             found.append(f"{process} grows by {slope:.1f} MiB a minute")

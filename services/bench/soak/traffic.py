@@ -1,22 +1,26 @@
 """Clients of a soak: each on a thread of its own, asking what its plan says and comparing every token.
 
-A request that ends with an error counts as failed: the faults of a soak strike the worker only, so none may. Used by
-services.bench.soak.run.
+A request that ends with an error counts as failed: only while the host's own processes are killed may it, and then it
+is asked again. Used by services.bench.soak.run.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from common.errors import OutriggerError
+from common.errors import OutriggerError, RequestError
 from services.bench.drill.system import Struckable
 from services.bench.drill.trial import Prompt
 from services.bench.soak.plan import Deed
 from services.client import OutriggerClient, PieceWritten
 
 PROBLEMS_MAX = 20
+AGAIN_S = 0.5
+EXCUSED_S = 30.0
+"""After the host's own process was killed, a request may fail for so long; each is asked again."""
 
 
 class Traffic:
@@ -29,6 +33,7 @@ class Traffic:
         self.problems: list[str] = []
         self._system, self._prompts = system, prompts
         self._stopping, self._lock = threading.Event(), threading.Lock()
+        self._killed_s = float("-inf")
         self._threads = [
             threading.Thread(target=self._live, args=(plan,), name=f"client {number}")
             for number, plan in enumerate(plans)
@@ -44,6 +49,10 @@ class Traffic:
         for thread in self._threads:
             thread.join()
 
+    def excuse(self) -> None:
+        """A process without which no request goes on is killed now."""
+        self._killed_s = time.monotonic()
+
     def _live(self, plan: Iterator[Deed]) -> None:
         client = self._system.system.client()
         try:
@@ -53,15 +62,31 @@ class Traffic:
                 if deed.kind == "reconnect":
                     client.close()
                     client = self._system.system.client()
-                try:
-                    self._do(client, deed)
-                except OutriggerError as error:
-                    self._count("failed", f"{deed.kind}: {type(error).__name__}: {error}")
+                self._insist(client, deed)
         finally:
             client.close()
 
+    def _insist(self, client: OutriggerClient, deed: Deed) -> None:
+        """Do it, again if need be while the host comes back from a kill."""
+        while True:
+            try:
+                self._do(client, deed)
+                return
+            except OutriggerError as error:
+                late = time.monotonic() > self._killed_s + EXCUSED_S
+                if late or isinstance(error, RequestError):
+                    self._count("failed", f"{deed.kind}: {type(error).__name__}: {error}")
+                    return
+                self._count("asked_again")
+            time.sleep(AGAIN_S)
+
     def _do(self, client: OutriggerClient, deed: Deed) -> None:
         prompt = self._prompts[deed.prompt]
+        if prompt.n_first:  # a conversation that grows
+            with client.generate(
+                prompt=prompt.token_ids[: prompt.n_first], max_tokens=1, temperature=0
+            ) as answer:
+                answer.text()
         token_ids: list[int] = []
         n_updates = 0
         asked = {"prompt": prompt.token_ids, "max_tokens": len(prompt.right), "temperature": 0}
