@@ -144,6 +144,11 @@ class Plan:
     def _do_venv(self, progress: steps.Progress) -> None:
         progress.begin(f"virtual environment with Python {platform.python_version()}")
         folder = self.place.checkout / ".venv"
+        if folder.is_symlink():
+            raise checks.SetupError(
+                f"{folder} is a link to {os.readlink(folder)}, which would be emptied to begin anew\n"
+                f"  remedy: rm {folder}, then run it again: this checkout gets an environment of its own"
+            )
         self._run(progress, [sys.executable, "-m", "venv", "--clear", str(folder)])
         self._stamp("venv")
         progress.done()

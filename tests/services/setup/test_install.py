@@ -108,6 +108,17 @@ def test_a_virtual_environment_that_does_not_start_is_made_again(place: Place) -
     assert Plan(place, {"test"}).missing() == ["venv", "wheel", "packages", "model smollm2-135m"]
 
 
+def test_an_environment_behind_a_link_is_another_checkouts_and_is_never_emptied(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    theirs = tmp_path_factory.mktemp("theirs")
+    (theirs / "precious").touch()
+    (place.checkout / ".venv").symlink_to(theirs)
+    with pytest.raises(checks.SetupError, match="is a link"):
+        Plan(place, {"test"})._do_venv(steps.Progress(1))
+    assert (theirs / "precious").exists()
+
+
 def test_a_moved_checkout_is_set_up_again(place: Place) -> None:
     finished(place)
     stamp = json.loads(place.stamp.read_text())
