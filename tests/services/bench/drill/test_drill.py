@@ -1,5 +1,5 @@
 """Cases of a drill on a real system: a cut cable goes on, a killed gateway ends with the right error; past the host's
-limit a cut cable goes on from the journal.
+limit a cut cable goes on from the journal, and a killed mac process finds its conversation there.
 
 Method: the system as `outrigger run` starts it, with the smallest synthetic model and the emulated worker.
 """
@@ -22,7 +22,7 @@ from services.bench.drill.system import PAST_THE_LIMIT, Struckable, check_drilla
 from services.bench.drill.trial import Subject
 
 CUT, KILLED = CASES[0], next(case for case in CASES if case.kill == "gateway")
-PAST_CUT = PAST_CASES[1]
+PAST_CUT, PAST_KILLED = PAST_CASES[1], next(case for case in PAST_CASES if case.kill == "mac")
 
 
 def test_a_cut_cable_and_a_killed_gateway() -> None:
@@ -37,7 +37,7 @@ def test_a_cut_cable_and_a_killed_gateway() -> None:
     assert killed.problems == [] and killed.n_equal >= 8
 
 
-def test_a_cut_cable_past_the_limit() -> None:
+def test_a_cut_cable_and_a_killed_mac_past_the_limit() -> None:
     model = ensure_preset("tiny")
     with Struckable(model, load_settings(None, {}), **PAST_THE_LIMIT) as system:
         system.wait_whole(90.0)
@@ -46,8 +46,9 @@ def test_a_cut_cable_past_the_limit() -> None:
         asked = itertools.cycle(right)
         subject = PastSubject(system, lambda: next(asked), 1.0)
         subject.prepare()
-        cut = subject.run(PAST_CUT)
+        cut, killed = subject.run(PAST_CUT), subject.run(PAST_KILLED)
     assert cut.problems == [] and cut.fallbacks == ("down",) and cut.n_equal > past.N_TOKENS
+    assert killed.problems == [] and killed.error and killed.n_equal > 0
     assert system.left_behind == []
 
 
