@@ -7,6 +7,7 @@ worker answers for, and by benches.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -46,14 +47,11 @@ class _Mapped:
     def __init__(self, backend: Backend, layout: PageLayout, place: Place, page: int) -> None:
         key_bytes, value_bytes = image_bytes(layout)
         self.image = np.memmap(Path(place.path), np.uint8, "r", place.offset, (key_bytes + value_bytes,))
-        if xxhash.xxh3_64_intdigest(self.image) != place.xxh3:
-            raise HashMismatchError(
-                f"page {page} in {place.path} at {place.offset} is not what was written there"
-            )
+        self.place, self._page = place, page
+        self.check()
         buffer = backend.map_host_memory(self.image, max(key_bytes, value_bytes))
         if buffer is None:
             raise EngineError(f"{backend.name} cannot attend pages in files")
-        self.place = place
         self._arena = Arena(2)
         head, line = layout.head_dim * F16_BYTES, layout.line(0) * F16_BYTES
         k = self._arena.tensor(F16, layout.head_dim, layout.n_head * layout.page_tokens)
@@ -69,6 +67,12 @@ class _Mapped:
             first_position=page * layout.page_tokens,
             n_keys=layout.page_tokens,
         )
+
+    def check(self) -> None:
+        if xxhash.xxh3_64_intdigest(self.image) != self.place.xxh3:
+            raise HashMismatchError(
+                f"page {self._page} in {self.place.path} at {self.place.offset} is not what was written there"
+            )
 
     def close(self) -> None:
         self._arena.close()
@@ -89,6 +93,7 @@ class MappedPages:
         self._backend, self._kernel, self._layout = backend, kernel, layout
         self._group_pages, self._places = group_pages, places
         self._mapped: dict[tuple[int, int], _Mapped] = {}
+        self._n_checked = 0
         self._runs: dict[tuple[int, int, int], tuple[PageRef, ...]] = {}
 
     def attend(self, query: PageQuery, groups: range) -> Iterator[PartialAttention]:
@@ -108,6 +113,20 @@ class MappedPages:
     def image(self, layer: int, page: int) -> np.ndarray:
         """The bytes of a page, u8, mapped. Raises as attend()."""
         return self._page(layer, page).image
+
+    def check(self, layer: int, pages: range) -> None:
+        """Hash these pages anew, as far as they are mapped. Raises HashMismatchError when one was altered since."""
+        for page in pages:
+            if (mapped := self._mapped.get((layer, page))) is not None:
+                mapped.check()
+
+    def check_next(self) -> None:
+        """As check(), of one page, another one with each call: in the order in which they were mapped."""
+        if not self._mapped:
+            return
+        self._n_checked += 1
+        keys = itertools.islice(self._mapped, self._n_checked % len(self._mapped), None)
+        self._mapped[next(keys)].check()
 
     def forget(self, first_page: int = 0) -> None:
         """The pages from `first_page` on are no more what they were."""

@@ -3,79 +3,14 @@
 Three routes. "hold": the mac process hands full pages to the broker, which journals them and says when their memory may
 go and who else holds them. "pages": the broker has the bridge give pages to its worker, by naming where in the journal
 they lie. "attention": the mac process asks the worker's pages directly, because a query is on the critical path.
-Messages carry numbers only; what a page looks like in bytes is `PageForm`.
+Messages carry numbers only; what a page looks like in bytes is `PageForm` (page_form.py).
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from common.limits import UBATCH_TOKENS
-from common.wire.message import Message, Part
-
-F16_BYTES = 2
-LINE_PAD_ELEMENTS = 32
-"""Elements left free behind each line of values (why: common.state.pages.LINE_PAD, which must be the same)."""
-
-
-class PageForm(Part, frozen=True):
-    """The shape of every page of a conversation; two sides whose forms differ cannot share a page.
-
-    A page's image is what lies in the host's memory: the keys, f16 [n_head_kv][page_tokens][head_dim], then the values,
-    f16 [n_head_kv * head_dim][page_tokens + LINE_PAD_ELEMENTS], one line for each element of a row.
-    """
-
-    layers: tuple[int, ...]
-    """Layers that have pages, by their number in the whole model."""
-    n_head_kv: int
-    n_group: int
-    """Query heads on each key/value head."""
-    head_dim: int
-    page_tokens: int
-    group_pages: int
-    model: str
-    """Fingerprint of the model: pages of another one are never mixed up with these."""
-    many_rows: Literal["kernels", "products"] = "kernels"
-    """How many query rows are attended (common/engine/forms.py): the same on both sides, for they round differently."""
-
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of the keys of a page of one layer."""
-        return self.page_tokens * self.n_head_kv * self.head_dim * F16_BYTES
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of its values, free elements included."""
-        return (self.page_tokens + LINE_PAD_ELEMENTS) * self.n_head_kv * self.head_dim * F16_BYTES
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of a page of one layer."""
-        return self.key_bytes + self.value_bytes
-
-    @property
-    def group_tokens(self) -> int:
-        """Keys of a group of pages: the unit that moves."""
-        return self.page_tokens * self.group_pages
-
-    def host_tokens(self, kv_host_tokens: int, kv_host_bytes: int) -> int:
-        """The host's limit by both settings, a multiple of a ubatch: the position from which on reads go by pages."""
-        fit = kv_host_bytes * self.page_tokens // (self.image_bytes * len(self.layers))
-        limit = min(kv_host_tokens, fit) if kv_host_bytes else kv_host_tokens
-        return max(limit - limit % UBATCH_TOKENS, UBATCH_TOKENS)
-
-
-class PagePlace(Part, frozen=True):
-    """Where the journal has a page of one layer: bytes [offset, offset + image_bytes) of a file that never changes
-    there. offset is a multiple of the system's memory page, so that the file can be mapped and attended."""
-
-    layer: int
-    page: int
-    path: str
-    offset: int
-    xxh3: int
-    """xxh3-64 of the image."""
-
+from common.wire.message import Message
+from common.wire.page_form import LINE_PAD_ELEMENTS as LINE_PAD_ELEMENTS
+from common.wire.page_form import PageForm, PagePlace
 
 # --- route "hold": mac -> broker and back ----------------------------------------------------------------------------
 
@@ -221,6 +156,15 @@ class WorkerErred(Message, frozen=True):
     quarantine: bool = False
 
 
+class PageLost(Message, frozen=True):
+    """Broker to mac: the journal's copy of this page turned out damaged and is no more. Keep it anew if it is in
+    memory; else what it held must be read again."""
+
+    conversation: int
+    layer: int
+    page: int
+
+
 class HoldFailed(Message, frozen=True):
     """The request with this ticket was not carried out; nothing of it was kept."""
 
@@ -316,9 +260,12 @@ class PagesDown(Message, frozen=True):
 
 
 class PagesPaced(Message, frozen=True):
-    """How long answers take of late, from query to answer: seconds for one row and one group."""
+    """How long answers take of late: wait_s for the way there and back, row_s for one row and one group. n_rows: of the
+    newest query."""
 
+    wait_s: float
     row_s: float
+    n_rows: int
 
 
 class PushFailed(Message, frozen=True):
@@ -393,7 +340,9 @@ class AttendFailed(Message, frozen=True):
 
 _Keep = OpenConversation | KeepPage | KeepState | CutConversation | CloseConversation
 MacToBroker = _Keep | HostHolds | GroupsReleased | WorkerErred
-BrokerToMac = ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | HoldFailed
+BrokerToMac = (
+    ConversationOpened | PageKept | StateKept | ReleaseGroups | Placed | Room | PageLost | HoldFailed
+)
 BrokerToBridge = WatchPages | HoldPages | PushPage | CutPages
 BridgeToBroker = PagesUp | PagesDown | PagesGranted | PagePushed | PagesCut | PagesPaced | PushFailed
 MacToBridgeAttention = Attend

@@ -51,6 +51,14 @@ class PeerBroker:
         self._chain: list[int] = []
         self.form: h.PageForm | None = None
 
+    def place(self, layer: int, page: int) -> h.PagePlace:
+        """Where a page of the conversation lies. Raises KeyError."""
+        return self._pages[layer, page]
+
+    def tell(self, message: Message) -> None:
+        """Something that the host hears next."""
+        self._told.append(message)
+
     def restart(self) -> None:
         """Forget all conversations, not the journal."""
         self._n_losses += 1
@@ -106,7 +114,9 @@ class PeerBroker:
         for page in range(len(ids) // pt):
             self._link(ids[page * pt : (page + 1) * pt])
             found = [self._known.get((layer, page, self._chain[-1])) for layer in message.form.layers]
-            if any(place is None for place in found) or len(places) != page * len(found):
+            if not all(place and self._is_whole(place) for place in found) or len(places) != page * len(
+                found
+            ):
                 continue
             places += [place for place in found if place]
             state = self._states.get(_hash(ids[: (page + 1) * pt]), state)
@@ -148,6 +158,12 @@ class PeerBroker:
             and not (message.page + 1) % form.group_pages
         ):
             self._plan(self._holds)  # one group more may go
+
+    def _is_whole(self, place: h.PagePlace) -> bool:
+        assert self.form is not None
+        return (
+            _hash(np.fromfile(place.path, np.uint8, self.form.image_bytes, offset=place.offset)) == place.xxh3
+        )
 
     def _link(self, ids: np.ndarray) -> None:
         """One more page of token ids: it is known by these and all before."""

@@ -27,7 +27,8 @@ from common.wire import held as h
 from common.wire.routes import HOLD, PAGES
 from services.broker.journal import Journal
 from services.broker.keeping import Keeping
-from services.broker.ledger import Held, Ledger
+from services.broker.ledger import Held, Ledger, LedgerError
+from services.broker.looking import Looking
 from services.broker.pushing import Pushing, Said
 from services.broker.tally import Tally
 from services.broker.workers import Workers
@@ -63,7 +64,7 @@ class Broker:
         self._releases: dict[int, int] = {}
         self._used_files: set[str] = set()
         self._placed_again: set[int] = set()
-        self._tally = Tally(metrics)
+        self._tally, self._looking = Tally(metrics), Looking()
 
     async def start(self) -> None:
         """Look through the journal and connect to the bridges. Raises SettingError when its folder is not to be had."""
@@ -259,8 +260,11 @@ class Broker:
                 case h.PagesPaced():
                     pushing.paced(message)
                 case h.PushFailed():
+                    damaged = pushing.place_of(message.ticket) if message.cause == "damaged" else None
                     log.warning("page not given", cause=message.cause, detail=message.detail)
                     said = pushing.failed(message)
+                    if damaged is not None:
+                        await self._inspect(self.ledger.open.get(pushing.conversation), damaged, counted=True)
             await self._to_bridge(pushing, asker, said)
             if isinstance(message, h.PagesUp | h.PagesDown | h.PagesGranted) and self._used is not None:
                 await self._share(self._used)
@@ -318,6 +322,7 @@ class Broker:
                     await self._to_bridge(pushing, asker, ())
             if self._used is not None:
                 await self._share(self._used)
+            await self._inspect(self._used, self._looking.next_place(self._used))
             self._tally.look(self.ledger, self.keeping.journal, self._workers.pushings)
             await asyncio.sleep(WATCH_S)
 
@@ -328,6 +333,21 @@ class Broker:
                 await self._off_loop(self.keeping.journal.sync)
             except OSError as error:
                 log.error("journal not forced to disk", error=str(error))
+
+    async def _inspect(self, held: Held | None, place: h.PagePlace | None, *, counted: bool = False) -> None:
+        """Hash a page in the journal. One that is not what was kept is offered no more, and the host is told."""
+        if held is None or place is None:
+            return
+        if await self._off_loop(self.keeping.journal.is_intact, place, held.form.image_bytes):
+            return
+        if held.places.get((place.page, place.layer)) != place or held.number not in self.ledger.open:
+            return  # it was voided meanwhile
+        if not counted:
+            self._tally.mismatched()
+        with suppress(LedgerError):  # of a page that only the journal has the host must read the tokens again
+            self.ledger.lost(held.number, place)
+        await self._off_loop(self.keeping.journal.drop_damaged, place)
+        await self._to_mac(h.PageLost(held.number, place.layer, place.page))
 
     # --- how
 

@@ -189,6 +189,11 @@ class Journal:
         except OSError:
             return False
 
+    def drop_damaged(self, place: PagePlace) -> None:
+        """A page is not what it was: it is told, and offered no more."""
+        self._tell_damage(Path(place.path), f"page {place.page} of layer {place.layer}: its bytes changed")
+        self.void([place], lambda _place: False)
+
     def _good(self, at: tuple[Key, int], ids: Ids) -> Kept | None:
         kept = self._pages.get(at)
         if kept is not None and not self._is_whole(kept, ids):

@@ -36,6 +36,10 @@ class Pushing:
         self.is_up = False
         self.quarantined = False
         self.tokens_max = 0
+        self.n_rows = 0
+        """Of the newest query that was measured; 0: none was."""
+        self.wait_s = 0.0
+        """Seconds of the way to it and back."""
         self.pace_s = 0.0
         """Seconds that it took of late to attend a group, for each row of a query; 0: not measured."""
         self.bytes_per_s = 0.0
@@ -72,6 +76,12 @@ class Pushing:
     def conversation(self) -> int:
         """Whose pages the worker is for; 0: nobody's."""
         return self._held.number if self._held else 0
+
+    def place_of(self, ticket: int) -> h.PagePlace | None:
+        """The page that was given with this ticket and not answered."""
+        if self._held is None or ticket not in self._flying:
+            return None
+        return self._held.places.get(self._flying[ticket])
 
     @property
     def groups_placed(self) -> tuple[int, int]:
@@ -131,7 +141,7 @@ class Pushing:
 
     def paced(self, message: h.PagesPaced) -> None:
         """The bridge measured how long its answers take."""
-        self.pace_s = message.row_s
+        self.wait_s, self.pace_s, self.n_rows = message.wait_s, message.row_s, message.n_rows
 
     def erred(self, message: h.WorkerErred) -> None:
         """The host could not use an answer. Quarantine ends when another worker, or a new life, comes up."""

@@ -46,6 +46,10 @@ class Tally:
         """Something was not kept, or not carried out."""
         self._metrics.add("journal_failures_total", cause=cause)
 
+    def mismatched(self) -> None:
+        """A page in the journal is not what was kept."""
+        self._metrics.add("page_hash_mismatch_total")
+
     def quarantined(self) -> None:
         """A worker's answer was not what the host computes."""
         self._metrics.add("pages_quarantines_total")

@@ -18,7 +18,7 @@ from common.errors import LinkError, OutOfMemoryError, OutriggerError, RequestEr
 from common.limits import UBATCH_TOKENS
 from common.log import bound, get_log
 from common.wire import messages as m
-from services.mac.holding import Holding
+from services.mac.holding import Holding, PagesLostError
 from services.mac.lane import Emit, Lane
 from services.mac.reading import Reading, Reads
 from services.mac.requests import Request, RequestQueue
@@ -184,11 +184,18 @@ class Compute:
         holding, step = self._holding, lane.step
         if holding is None or lane is not self._main or step not in (Step.READ, Step.DECODE):
             return lane.advance(wait_s)
-        if not holding.has_room(2 * UBATCH_TOKENS if step is Step.READ else 1):
-            holding.wait(WORKER_WAIT_S, lane.sequence.n_canonical)
-            return True
-        goes_on = lane.advance(wait_s)
-        holding.step(lane.sequence.n_canonical)
+        goes_on = True
+        try:
+            if not holding.has_room(2 * UBATCH_TOKENS if step is Step.READ else 1):
+                holding.wait(WORKER_WAIT_S, lane.sequence.n_canonical)
+                return True
+            goes_on = lane.advance(wait_s)
+            holding.step(lane.sequence.n_canonical)
+        except PagesLostError as error:
+            if goes_on:
+                lane.redo(error)
+            else:
+                lane.sequence.forget()
         return goes_on
 
     def _guarded(self, lane: Lane, act: Callable[[], bool | None]) -> None:
@@ -256,11 +263,8 @@ class Compute:
         """Run one ubatch of an answer again, or ready the worker; False when neither is due, or somebody is served."""
         if self.queue.closed or any(lane.turn for lane in self._lanes):
             return False
-        if self._holding:
-            self._holding.step(self._main.sequence.n_canonical)
-            if self._holding.is_busy:
-                self._holding.wait(WORKER_WAIT_S, self._main.sequence.n_canonical)
-                return True
+        if self._holding and self._mind_pages(self._holding):
+            return True
         lane = next((lane for lane in self._lanes if lane.sequence.n_provisional), None)
         if lane is None:
             others = [self._short.sequence] if self._short else []
@@ -277,6 +281,17 @@ class Compute:
             self._forget(lane)
         self._tally.made_canonical(max(0, n_before - lane.sequence.n_provisional))
         return True
+
+    def _mind_pages(self, holding: Holding) -> bool:
+        """See to old pages of a sequence that nobody uses now; False when there is nothing to wait for."""
+        try:
+            holding.step(self._main.sequence.n_canonical)
+            if holding.is_busy:
+                holding.wait(WORKER_WAIT_S, self._main.sequence.n_canonical)
+        except PagesLostError as error:
+            log.warning("pages of the sequence are lost, its next turn reads them again", error=str(error))
+            self._forget(self._main)
+        return holding.is_busy
 
     # --- failures
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +51,8 @@ class Standing:
     """Not obeyed yet."""
     refused: str = ""
     """Why the last page was not kept; empty once one was."""
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """(layer, page) that the journal has no more: its bytes are not those that were kept. Not seen to yet."""
 
 
 class HoldChannel:
@@ -238,6 +240,11 @@ class HoldChannel:
                 self.standing.release = message
             case h.Placed() if message.conversation == self.conversation:
                 self._on_placed(message)
+            case h.PageLost() if message.conversation == self.conversation:
+                at = message.layer, message.page
+                self.places.pop(at, None)
+                self._kept.discard(at)
+                self.standing.lost.append(at)
             case h.Room():
                 self.standing.room = message
             case h.HoldFailed():
@@ -262,4 +269,5 @@ class HoldChannel:
         self.conversation = self._opening = 0
         self._in_flight.clear()
         self._kept.clear()
+        self.standing.lost.clear()
         self.standing.release = None

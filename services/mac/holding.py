@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.engine.kv_source import KvSource
+from common.attention.partial import PartialAttention
+from common.engine.kv_source import KvSource, PageQuery
 from common.engine.local_pages import LocalPages
 from common.engine.sequence import EngineSequence
-from common.errors import EngineError, OutOfMemoryError, OutriggerError
+from common.errors import EngineError, HashMismatchError, OutOfMemoryError, OutriggerError
 from common.limits import UBATCH_TOKENS
 from common.log import get_log
 from common.state.page_memory import PageMemory
@@ -34,6 +35,8 @@ FULL_S = 30.0
 """How long a request waits for memory, or for the journal, before it fails."""
 ROOM_S_MAX = 30.0
 """How long after its start the host does not know what the journal takes, and reads prompts nevertheless."""
+LOOK_S = 1.0
+"""Between two looks at a mapped page: whether its file still has the bytes that were kept."""
 NEAR_GROUPS = 2
 """The conversation begins so many groups before the limit."""
 
@@ -41,7 +44,7 @@ log = get_log()
 
 
 class PagesLostError(EngineError):
-    """Pages that are needed in memory again cannot be had: the sequence must be read anew."""
+    """Pages that are needed cannot be had, or are not what was kept: the sequence must be read anew."""
 
 
 class Holding:
@@ -66,7 +69,10 @@ class Holding:
         self._sequence, self._counts, self._clock = sequence, counts, clock
         self._whole = sequence.span(0, sequence.spec.layers.stop)
         self._files = sequence.pages_elsewhere(lambda layer, page: self.channel.places[layer, page])
-        self._workers = HeldWorkers(workers, self._files.attend, counts, self._erred, shadow_every, clock)
+        self._workers = HeldWorkers(
+            workers, self._attend, counts, self._erred, shadow_every, clock, check_here=self._check
+        )
+        self._look_at_s = clock() + LOOK_S
         self._ids = np.zeros(sequence.n_ctx, np.int32)
         self._keep_max = sequence.n_ctx
         self._told: tuple[int, ...] | None = None
@@ -164,9 +170,13 @@ class Holding:
     # --- at the border of a ubatch
 
     def step(self, n_canonical: int) -> None:
-        """Hear the broker, hand over full pages, obey releases. n_canonical: rows before it are a read's own."""
+        """Hear the broker, hand over full pages, obey releases. n_canonical: rows before it are a read's own.
+
+        Raises PagesLostError when pages that nobody but the journal has turn out damaged.
+        """
         channel, n_tokens = self.channel, self.n_tokens
         channel.hear()
+        self._mind_lost_pages()
         is_near = n_tokens >= self.limit - NEAR_GROUPS * self.form.group_tokens and self.memory.n_full
         if channel.standing.room is not None and not is_near:
             return
@@ -178,7 +188,7 @@ class Holding:
         self._counts.pages_waiting(channel.n_in_flight)
 
     def wait(self, timeout_s: float, n_canonical: int) -> None:
-        """As step(), after waiting for the broker's next word."""
+        """As step(), after waiting for the broker's next word. Raises PagesLostError."""
         self.channel.hear(timeout_s)
         self.step(n_canonical)
 
@@ -194,6 +204,7 @@ class Holding:
             self._full_since_s = None
             return True
         now = self._clock()
+        self._told = None  # the broker must know how far we are, between borders of pages, too
         if self._full_since_s is None:
             self._full_since_s = now
         if now - self._full_since_s < FULL_S:
@@ -316,6 +327,36 @@ class Holding:
     def _states(opened: h.ConversationOpened) -> list[RowSection]:
         blob = np.fromfile(opened.state_path, np.uint8, opened.state_bytes, offset=opened.state_offset)
         return decode_rows(blob)
+
+    # --- damage
+
+    def _mind_lost_pages(self) -> None:
+        """Keep anew what the broker found damaged and is in memory here; look for more."""
+        lost, self.channel.standing.lost = self.channel.standing.lost, []
+        for layer, page in lost:
+            if page < self.memory.released:
+                raise PagesLostError(f"page {page} of layer {layer} is damaged in the journal")
+            log.warning("a page is damaged in the journal and kept anew", layer=layer, page=page)
+        if (now := self._clock()) >= self._look_at_s:
+            self._look_at_s = now + LOOK_S
+            try:
+                self._files.check_next()
+            except HashMismatchError as error:
+                raise PagesLostError(str(error)) from error
+
+    def _check(self, layer: int, group: int) -> None:
+        """Whether we have the pages of a group as they were kept: a worker is not to blame for ours."""
+        n = self.form.group_pages
+        try:
+            self._files.check(layer, range(group * n, (group + 1) * n))
+        except HashMismatchError as error:
+            raise PagesLostError(str(error)) from error
+
+    def _attend(self, query: PageQuery, groups: range) -> Iterator[PartialAttention]:
+        try:
+            yield from self._files.attend(query, groups)
+        except (HashMismatchError, OSError, KeyError) as error:
+            raise PagesLostError(f"pages of the journal cannot be attended: {error}") from error
 
     # --- who attends
 

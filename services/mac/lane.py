@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.errors import ContextExceededError, LinkDeadlineError, RequestError
+from common.log import get_log
 from common.wire import messages as m
 from services.mac.choice import Choice, EndReason
+from services.mac.holding import PagesLostError
 from services.mac.reading import Reading
 from services.mac.requests import Request
 from services.mac.schedule import Step, next_step
@@ -18,8 +20,11 @@ from services.mac.sequence import HeldSequence
 from services.mac.tally import Tally
 from services.mac.turn import Turn
 
+log = get_log()
 Emit = Callable[[Request, m.Message], None]
 ENDINGS: dict[Step, EndReason] = {Step.STOP: "stop", Step.LENGTH: "length", Step.CANCELLED: "cancelled"}
+REDO_MAX = 3
+"""How often a request is begun again because pages were lost."""
 IDLE_STEPS = (Step.WAIT, Step.MOVE)
 
 
@@ -104,6 +109,20 @@ class Lane:
         self.sequence.adopt(other.sequence)
         self.turn, other.turn = other.turn, None
 
+    def redo(self, error: PagesLostError) -> None:
+        """Pages of the sequence are lost: read the prompt again, and run the answer's tokens as they were run before,
+        each as a row of its own, so that what follows has the bits it would have had.
+
+        Raises the error where that cannot be done: several answers take turns in the sequence, or it does not help.
+        """
+        turn = self.turn
+        assert turn is not None
+        if turn.n_redone >= REDO_MAX or len(turn.choices) > 1:
+            raise error
+        log.warning("pages of the sequence are lost, it is read again", error=str(error))
+        turn.again()
+        self.sequence.forget()
+
     # --- one step
 
     def advance(self, wait_s: float) -> bool:
@@ -134,7 +153,7 @@ class Lane:
             return
         done_before = read.tokens_done
         read.advance(wait_s)
-        if read.tokens_done != done_before:
+        if read.tokens_done != done_before and not turn.n_redone:
             advanced = m.PrefillAdvanced(request.ask.request_id, read.tokens_done, len(request.tokens))
             self._emit(request, advanced)
         if read.logits is not None:
@@ -154,6 +173,12 @@ class Lane:
         If its logits do not come at once, nothing is chosen yet: `_wait_for_token` is next.
         """
         choice, started_s = turn.choice, self._clock()
+        if turn.n_behind:
+            position = len(turn.request.tokens) + len(choice.generated) - 1 - turn.n_behind
+            assert turn.read is not None
+            turn.read.follow(self.sequence, choice.generated[-1 - turn.n_behind], position)
+            turn.n_behind -= 1
+            return
         if choice.generated:
             position = len(turn.request.tokens) + len(choice.generated) - 1
             assert turn.read is not None

@@ -175,8 +175,13 @@ class HeldWorkers:
         on_erred: Erred,
         shadow_every: int,
         clock: Callable[[], float] = time.monotonic,
+        check_here: Callable[[int, int], None] = lambda _layer, _group: None,
     ) -> None:
-        """shadow_every: one remote group in so many is computed here, too, and compared; 0: none."""
+        """shadow_every: one remote group in so many is computed here, too, and compared; 0: none.
+
+        check_here: told layer and group before a worker is blamed; raises when it is our pages that are wrong.
+        """
+        self._check_here = check_here
         self._workers = {worker.number: worker for worker in workers}
         self._attend_here, self._counts, self._on_erred = attend_here, counts, on_erred
         self._shadow_every, self._clock = shadow_every, clock
@@ -287,6 +292,7 @@ class HeldWorkers:
             same = _close(ours, theirs) if frozen else _equal(ours, theirs)
             self._counts.shadow_checked("equal" if same else "breach")
             if not same:
+                self._check_here(query.layer, group)
                 raise LinkError(
                     f"group {group} of layer {query.layer} is not what we compute", cause="shadow"
                 )

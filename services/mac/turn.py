@@ -28,6 +28,10 @@ class Turn:
         """The prompt is through all layers."""
         self.choices: list[Choice] = []
         self.decode_s = 0.0
+        self.n_redone = 0
+        """How often it was begun again because pages were lost."""
+        self.n_behind = 0
+        """Tokens of the answer, before its newest, that are to be run again."""
         self._current = 0
         self._n_in_slice = 0
         self._prompt: RecurrentSnapshot | None = None
@@ -68,6 +72,15 @@ class Turn:
             self._prompt = whole.snapshot()
         self.is_read = True
         return self.read.report()
+
+    def again(self) -> None:
+        """Begin again: the prompt is to be read anew, and then what was written so far is run again."""
+        if self.read is not None and self.read.logits is None:
+            self.read.abandon()
+        self.read, self.is_read = None, False
+        self.choice.logits = None
+        self.n_behind = max(0, len(self.choice.generated) - 1)
+        self.n_redone += 1
 
     def token_done(self) -> None:
         """Take over the logits of the newest token of the answer, which came with a step of the read."""

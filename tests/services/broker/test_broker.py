@@ -21,6 +21,8 @@ import pytest
 from common.errors import LinkDownError
 from common.wire import held as h
 from common.wire.routes import HOLD, PAGES
+from services.bench.processes import free_port
+from services.bench.scrape import scrape
 from services.broker.chain import page_keys
 from services.runtime.bus import BlockingAsker, BlockingOwner
 from services.runtime.conversation import Received
@@ -44,6 +46,7 @@ class House:
         self.pushed: list[h.PagePlace] = []
         self.epoch = 0
         self.ticket = 100
+        self.metrics_port = free_port()
         self.start()
 
     def start(self) -> None:
@@ -53,7 +56,7 @@ class House:
             "OUTRIGGER_RUN_DIR": str(self.folder / "run"),
             "OUTRIGGER_JOURNAL_DIR": str(self.folder / "journal"),
             "OUTRIGGER_KV_HOST_TOKENS": str(LIMIT),
-            "OUTRIGGER_BROKER_METRICS_PORT": "0",
+            "OUTRIGGER_BROKER_METRICS_PORT": str(self.metrics_port),
             **self.environ,
         }
         command = [sys.executable, "-m", "services.broker"]
@@ -88,6 +91,8 @@ class House:
     worker_up = True
     tokens_max = 1 << 20
     kept_keys = 0
+    damages = 0
+    """Pushes that find their page damaged."""
     cut: h.CutPages | None = None
 
     def serve_bridge(self) -> None:
@@ -116,6 +121,10 @@ class House:
                     ),
                     to=received.peer,
                 )
+            case h.PushPage() if self.damages:
+                self.damages -= 1
+                failed = h.PushFailed(message.ticket, message.epoch, 1, "damaged", "not what it was")
+                self.bridge.send(failed, to=received.peer)
             case h.PushPage():
                 self.pushed.append(message.place)
                 keys = (message.place.page + 1) * FORM.page_tokens
@@ -235,6 +244,53 @@ def test_a_quarantined_worker_holds_nothing_for_the_host(house):
     n_pushed = len(house.pushed)
     house.keep(number, range(2, 4))
     assert len(house.pushed) == n_pushed
+
+
+def alter(place: h.PagePlace) -> None:
+    """Another byte in the middle of a page."""
+    with Path(place.path).open("r+b") as file:
+        file.seek(place.offset + 99)
+        byte = file.read(1)[0]
+        file.seek(place.offset + 99)
+        file.write(bytes([byte ^ 1]))
+
+
+def mismatches(house) -> float:
+    return scrape(house.metrics_port)["outrigger_page_hash_mismatch_total"]
+
+
+def test_an_altered_page_is_found_told_counted_and_kept_anew(house):
+    """By looking at all pages in turn; what the host still has it keeps again, elsewhere."""
+    number = house.open().conversation
+    places = house.keep(number, range(2))
+    assert mismatches(house) == 0
+    alter(places[1])
+    lost = house.hear(h.PageLost)
+    assert (lost.conversation, lost.layer, lost.page) == (number, places[1].layer, places[1].page)
+    house.ticket += 1
+    image, ids = image_of(lost.layer, lost.page), IDS[:64].copy()
+    said = h.KeepPage(house.ticket, number, lost.layer, 0, FORM.page_tokens, FORM.key_bytes, FORM.value_bytes)
+    house.ask(said, *image, ids)
+    anew = house.hear(h.PageKept).place
+    assert anew.offset != places[1].offset and anew.xxh3 == places[1].xxh3
+    assert mismatches(house) == 1
+
+
+def test_a_damaged_page_is_offered_no_more(house):
+    """A push finds it at once; the conversation that is opened again ends before it."""
+    house.damages = 1
+    number = house.open().conversation
+    places = house.keep(number, range(1))
+    alter(places[0])
+    house.keep(number, range(1, 8))
+    lost = house.hear(h.PageLost)
+    assert (lost.layer, lost.page) == (places[0].layer, 0)
+    house.ask(h.CloseConversation(number))
+    assert house.open().places == ()
+    deadline = time.monotonic() + WAIT_S
+    while not (n := mismatches(house)) and time.monotonic() < deadline:
+        time.sleep(0.1)  # those of pushes are counted now and then
+    assert n == 1
 
 
 def test_a_worker_that_erred_once_is_named_again(house):
