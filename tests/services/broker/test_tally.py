@@ -67,6 +67,32 @@ def test_pages_and_tokens_by_place(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_the_journals_pages_are_the_ledgers_after_any_turn_of_events(tmp_path: Path) -> None:
+    """An answer's pages come, are cut and kept anew as a read's; a release is begun and given up; a page is lost."""
+    read, ledger, journal = Read(), ledger_of_one(), Journal(tmp_path / "journal", 1 << 24)
+    held, (first, second) = ledger.open[1], FORM.layers
+    keep = lambda layer, page: ledger.kept(1, h.PagePlace(layer, page, "b.journal", 8192, 1))  # noqa: E731
+    events = (
+        (lambda: keep(first, 6), 12),  # not of all layers yet
+        (lambda: keep(second, 6), 14),
+        (lambda: ledger.host_holds(1, 1, 7 * 64), 14),
+        (lambda: ledger.prepare_release(1), 14),
+        (lambda: ledger.abort_release(1), 14),
+        (lambda: ledger.cut(1, 5 * 64 + 3), 10),  # an answer's rows are made canonical
+        (lambda: keep(first, 5), 10),
+        (lambda: ledger.lost(1, held.places[4, second]), 8),
+        (lambda: keep(second, 5), 8),  # behind a gap
+        (lambda: keep(second, 4), 12),
+        (lambda: ledger.cut(1, 0), 0),
+    )
+    for event, n_pages in events:
+        event()
+        read.tally.look(ledger, journal, [])
+        assert read.value("held_pages", where="journal") == n_pages == 2 * held.pages_kept
+        assert read.value("held_tokens", where="journal") == 32 * n_pages
+    journal.close()
+
+
 def test_lag_is_how_long_ago_the_page_came_in(tmp_path: Path) -> None:
     read, journal = Read(), Journal(tmp_path / "journal", 1 << 24)
     with read.tally.writing(time.monotonic() - 30):
