@@ -32,6 +32,7 @@ from common.wire.frames import Frame
 from common.wire.link import Arrived
 from services.bridge import page_translate as translate
 from services.bridge.cable import Cable
+from services.bridge.pace import Pace
 from services.bridge.page_pieces import Pieces
 from services.bridge.page_reader import PageReader
 from services.bridge.translate import CAUSES, cause_of
@@ -43,8 +44,6 @@ log = get_log()
 QUERIES_OUT_MAX, PIECES_OUT_MAX = 4, 2
 QUERIES_WAITING_MAX = BUS_HWM_DATA_MESSAGES
 JOBS_WAITING_MAX = 1024
-NEWEST = 0.05
-"""Weight of the newest answer in `row_s`."""
 PUSHES_OPEN_MAX = 2
 """The page that leaves, and the next one: it is read meanwhile."""
 
@@ -83,8 +82,7 @@ class PageErrands:
         came: Callable[[], None],
     ) -> None:
         self.epoch = self.connection = 0
-        self.row_s = 0.0
-        """Seconds that answers take of late, for one row and one group; 0: there was none."""
+        self.pace = Pace()
         self.broker: bytes | None = None
         self._attention, self._pages, self._metrics = attention, pages, metrics
         self._form: h.PageForm | None = None
@@ -243,8 +241,8 @@ class PageErrands:
             self._refuse_query(received, LinkError(str(error), cause="count"))
             raise
         self._answer_mac(received, message, arrays)
-        row_s = seconds / (max(1, message.n_keys // self._form.group_tokens) * message.n_rows)
-        self.row_s += NEWEST * (row_s - self.row_s) if self.row_s else row_s
+        n_groups = message.n_keys // self._form.group_tokens
+        self.pace.took(seconds, message.total_ms / 1000, n_groups, message.n_rows)
         self._metrics.observe("held_query_seconds", seconds)
         self._count_kernels(frame.n_keys - frame.n_keys_frozen)
         self._count_programs(frame.n_keys_frozen)

@@ -242,8 +242,8 @@ class PagePump(CommandedThread):
     def _tell_up(self) -> None:
         avail_bytes = self._place.avail_bytes if self._place else 0
         self._errands.tell(h.PagesUp(self._errands.connection, self._device, avail_bytes))
-        if self._errands.row_s:
-            self._errands.tell(h.PagesPaced(self._errands.row_s))
+        if (paced := self._errands.pace.told()) is not None:
+            self._errands.tell(paced)
 
     def _offered(self, place: PagesPlace) -> None:
         moved = self._place is None or (place.host, place.port) != (self._place.host, self._place.port)

@@ -8,7 +8,7 @@ the newest groups go to the last run. Called by broker.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PACE_S_MIN = 1e-9
 UNEVEN = 1.5
@@ -23,11 +23,17 @@ class WorkerRoom:
 
     worker: int
     pace_s: float
-    """Seconds that it takes to attend a group, of the same query as the others; 0: not measured yet."""
+    """Seconds of its own work for a group, of the same query as the others'; 0: not measured yet."""
     tokens_max: int
     """Keys of every layer that it granted room for."""
     group_first: int | None = None
     """Where its run begins; None: it has none."""
+    wait_s: float = 0.0
+    """Seconds of the way to it and back, however many groups it attends."""
+
+    def done_s(self, n_groups: int) -> float:
+        """When it has answered for so many groups."""
+        return self.wait_s + n_groups * self.pace_s if n_groups else 0.0
 
 
 @dataclass(frozen=True)
@@ -51,34 +57,30 @@ def plan_shares(
         workers, key=lambda each: (newest if each.group_first is None else each.group_first, each.worker)
     )
     as_is, even = _grown(n_groups, ordered, group_tokens), shares(n_groups, ordered, group_tokens)
-    if _late(as_is, ordered, n_groups) <= UNEVEN * _late(even, ordered, n_groups):
-        return as_is
+    late_as_is, late_even = _late(as_is, ordered, n_groups), _late(even, ordered, n_groups)
     firsts = {each.worker: each.group_first for each in ordered}
     moves = any(
-        firsts[share.worker] not in (None, share.group_first)
+        firsts[share.worker] is not None
+        and (share.group_first != firsts[share.worker] or share.group_end == share.group_first)
         for share in even
-        if share.group_end > share.group_first
     )
-    return as_is if moves and not may_move else even
+    if not moves:
+        return even if late_even < late_as_is else as_is
+    return even if may_move and late_as_is > UNEVEN * late_even else as_is
 
 
 def shares(n_groups: int, workers: Sequence[WorkerRoom], group_tokens: int) -> list[Share]:
-    """Cut the groups [0, n_groups) into one run a worker, oldest first, by speed and never beyond what was granted.
+    """Cut the groups [0, n_groups) into one run a worker, so that all are done at about the same time.
 
-    What fits nobody is left over at the end: the host attends it from the journal. A worker that was not measured
-    counts as the slowest of the others. Every worker gets its rounded share; what rounding or a small grant leaves over
-    goes to the fastest with room.
+    Never beyond what was granted: what fits nobody is left over at the end, and the host attends it from the journal. A
+    worker that was not measured counts as the slowest of the others, and one whose way is longer than all the work of
+    the others gets nothing.
     """
+    paced, counts = _paced(workers), [0] * len(workers)
     rooms = [_room(each, group_tokens) for each in workers]
-    speeds = [1 / pace_s for pace_s in _paces(workers)]
-    counts = [0] * len(workers)
-    if total := sum(speed for speed, room in zip(speeds, rooms, strict=True) if room):
-        counts = [min(room, int(n_groups * speed / total)) for speed, room in zip(speeds, rooms, strict=True)]
-    left = n_groups - sum(counts)
-    for index in sorted(range(len(workers)), key=lambda i: -speeds[i]):
-        more = min(left, rooms[index] - counts[index])
-        counts[index] += more
-        left -= more
+    for _ in range(min(n_groups, sum(rooms))):
+        able = [index for index, room in enumerate(rooms) if counts[index] < room]
+        counts[min(able, key=lambda index: paced[index].done_s(counts[index] + 1))] += 1
     made, first = [], 0
     for each, count in zip(workers, counts, strict=True):
         made.append(Share(each.worker, first, first + count))
@@ -103,17 +105,17 @@ def _grown(n_groups: int, ordered: Sequence[WorkerRoom], group_tokens: int) -> l
 
 def _late(made: Sequence[Share], ordered: Sequence[WorkerRoom], n_groups: int) -> float:
     """When the last of them, or the host with what is left over, is done."""
-    paces = _paces(ordered)
+    paced = _paced(ordered)
     counts = [share.group_end - share.group_first for share in made]
-    left_over = n_groups - sum(counts)
-    times = [pace * count for pace, count in zip(paces, counts, strict=True)]
-    return max([*times, LEFT_OVER * left_over * max(paces, default=1.0)])
+    slowest = max((each.pace_s for each in paced), default=1.0)
+    times = [each.done_s(count) for each, count in zip(paced, counts, strict=True)]
+    return max([*times, LEFT_OVER * (n_groups - sum(counts)) * slowest])
 
 
-def _paces(workers: Sequence[WorkerRoom]) -> list[float]:
-    """Seconds a group of each, those not measured as slow as the slowest."""
+def _paced(workers: Sequence[WorkerRoom]) -> list[WorkerRoom]:
+    """The same with a pace for each, those not measured as slow as the slowest."""
     slowest = max((each.pace_s for each in workers), default=0.0) or 1.0
-    return [max(each.pace_s or slowest, PACE_S_MIN) for each in workers]
+    return [replace(each, pace_s=max(each.pace_s or slowest, PACE_S_MIN)) for each in workers]
 
 
 def _room(each: WorkerRoom, group_tokens: int) -> int:

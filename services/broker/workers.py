@@ -38,9 +38,14 @@ class Workers:
         for each in self.pushings:
             if each not in there and each.has_run:
                 yield each, each.assign(0, 0)
+        n_rows = max((each.n_rows for each in there if each.has_run), default=0) or 1
         rooms = [
             WorkerRoom(
-                each.worker, each.pace_s, each.granted_tokens, each.group_first if each.has_run else None
+                each.worker,
+                each.pace_s * n_rows,
+                each.granted_tokens,
+                each.group_first if each.has_run else None,
+                each.wait_s,
             )
             for each in there
             if each.granted_tokens

@@ -42,6 +42,28 @@ def test_shares_follow_speed():
     assert counts(shares(50, workers, GROUP)) == [30, 10, 10]
 
 
+@pytest.mark.parametrize(("wait_s", "far"), [(0.0, 20), (0.5, 15), (2.0, 0), (9.0, 0)])
+def test_a_long_way_is_worth_its_time_only_for_much_work(wait_s, far):
+    workers = [WorkerRoom(0, 0.05, 10**6), WorkerRoom(1, 0.05, 10**6, wait_s=wait_s)]
+    assert counts(shares(40, workers, GROUP)) == [40 - far, far]
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 5)), min_size=2, max_size=3))
+def test_no_other_cut_is_done_earlier(n_groups, measured):
+    workers = [WorkerRoom(i, pace, 10**9, None, wait) for i, (pace, wait) in enumerate(measured)]
+
+    def done_s(cut) -> float:
+        return max(each.done_s(count) for each, count in zip(workers, cut, strict=True))
+
+    chosen = counts(shares(n_groups, workers, GROUP))
+    for giver in range(len(workers)):
+        for taker in range(len(workers)):
+            other = list(chosen)
+            other[giver] -= 1
+            other[taker] += 1
+            assert chosen[giver] == 0 or done_s(chosen) <= done_s(other) * (1 + 1e-9)
+
+
 @given(st.integers(0, 60), ROOMS, st.data(), st.booleans())
 def test_a_plan_is_runs_in_order_within_what_was_granted(n_groups, rooms, data, may_move):
     firsts = [data.draw(st.none() | st.integers(0, 60)) for _ in rooms]
@@ -73,6 +95,11 @@ def test_a_conversation_that_grows_moves_runs_a_few_times_only_and_is_even_enoug
                 moves += firsts[share.worker] not in (None, share.group_first)
                 firsts[share.worker] = share.group_first
     assert moves <= 10
+
+
+def test_what_has_room_is_used_however_much_is_left_over():
+    made = plan_shares(30, [WorkerRoom(0, 0.0, GROUP)], GROUP, may_move=False)
+    assert counts(made) == [1]
 
 
 def test_a_worker_that_comes_late_takes_the_newest_and_nobody_begins_anew():
@@ -181,7 +208,7 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: float, paces: list[float]) -> None:
         self.now += seconds
         for pushing, pace in zip(self.pushings, paces, strict=False):
-            pushing.paced(h.PagesPaced(pace))
+            pushing.paced(h.PagesPaced(0.1, pace, 6))
         self.share()
 
     @precondition(lambda self: self.n_pages > 2)
