@@ -273,10 +273,13 @@ class PeerWorker:
         if fault == "failed":
             failed = h.AttendFailed(message.epoch, message.ticket, 401, "memory", "said the check")
             return Received(failed, (), b"", 1, 1)
+        groups = range(self._first + message.group_first, self._first + message.group_end)
+        if groups.stop > self._groups.stop:  # asked before it was told that a broker started anew knows fewer
+            failed = h.AttendFailed(message.epoch, message.ticket, 500, "order", "not held, said the check")
+            return Received(failed, (), b"", 1, 1)
         assert self._pages is not None
         keys_end = message.group_end * 1_000_000
         rows = QueryRows(keys_end, message.n_tokens, message.n_rows // message.n_tokens)
-        groups = range(self._first + message.group_first, self._first + message.group_end)
         parts = list(self._pages.attend(PageQuery(message.layer, q, message.scale, rows), groups))
         parts = parts if message.per_group else [fold_all(parts)]
         m, l, o = (np.stack([getattr(part, name) for part in parts]) for name in "mlo")  # noqa: E741
