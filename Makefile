@@ -61,13 +61,14 @@ laws: ## the laws of the house as property tests: split, merge, wire, grid
 	$(SET_UP) --quiet
 	@$(PYTEST) $(ARGS) tests/laws
 
-bench: ## measure engine, split, link, pages and attention on this machine (ARGS="--quick" for minutes)
+bench: ## measure engine, split, link, pages, attention and held pages on this machine (ARGS="--quick" for minutes)
 	$(SET_UP) --quiet
 	@$(OUTRIGGER) bench engine $(ARGS)
 	@$(OUTRIGGER) bench split $(ARGS)
 	@$(OUTRIGGER) bench link $(ARGS)
 	@$(OUTRIGGER) bench pages $(ARGS)
 	@$(OUTRIGGER) bench attend $(ARGS)
+	@$(OUTRIGGER) bench held $(ARGS)
 
 bench-rpc: ## llama.cpp's own RPC backend beside ours (optional; compiles it once, ten minutes)
 	$(SET_UP) --quiet

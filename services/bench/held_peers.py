@@ -275,7 +275,7 @@ class PeerWorker:
             return Received(failed, (), b"", 1, 1)
         groups = range(self._first + message.group_first, self._first + message.group_end)
         if groups.stop > self._groups.stop:  # asked before it was told that a broker started anew knows fewer
-            failed = h.AttendFailed(message.epoch, message.ticket, 500, "order", "not held, said the check")
+            failed = h.AttendFailed(message.epoch, message.ticket, 410, "order", "not held, said the check")
             return Received(failed, (), b"", 1, 1)
         assert self._pages is not None
         keys_end = message.group_end * 1_000_000
