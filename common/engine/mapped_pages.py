@@ -18,6 +18,7 @@ import xxhash
 from common.attention.partial import PartialAttention
 from common.errors import EngineError, HashMismatchError
 from common.ggml.backend import Backend
+from common.ggml.memory import map_file
 from common.ggml.tensor import F16, Arena
 from common.state.page_memory import image_bytes
 from common.state.pages import PageLayout
@@ -46,7 +47,7 @@ class _Mapped:
 
     def __init__(self, backend: Backend, layout: PageLayout, place: Place, page: int) -> None:
         key_bytes, value_bytes = image_bytes(layout)
-        self.image = np.memmap(Path(place.path), np.uint8, "r", place.offset, (key_bytes + value_bytes,))
+        self.image = map_file(Path(place.path), place.offset, key_bytes + value_bytes)
         self.place, self._page = place, page
         self.check()
         buffer = backend.map_host_memory(self.image, max(key_bytes, value_bytes))

@@ -1,16 +1,21 @@
-"""What the system is told of a tensor's memory, without moving it: take this back, or use large memory pages here.
+"""What the system is told of memory, without moving it: take this back, use large memory pages here, show this file.
 
 `give_back` is for tensors whose old parts are kept elsewhere: addresses stay valid, what was there is gone. Works on
 whole memory pages of the system and on private memory of this process only. Knows nothing of what the bytes mean; used
-by common/state/page_memory.py and device/held_group.py.
+by common/state/page_memory.py, device/held_group.py and common/engine/mapped_pages.py.
 """
 
 from __future__ import annotations
 
 import ctypes as C
+import errno
 import mmap
 import os
 import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
 
 from common.errors import EngineError
 
@@ -20,6 +25,11 @@ from .tensor import Tensor
 _libc = C.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [C.c_void_p, C.c_size_t, C.c_int]
 _libc.madvise.restype = C.c_int
+_libc.mmap.argtypes = [C.c_void_p, C.c_size_t, C.c_int, C.c_int, C.c_int, C.c_int64]
+_libc.mmap.restype = C.c_void_p
+_libc.munmap.argtypes = [C.c_void_p, C.c_size_t]
+_libc.munmap.restype = C.c_int
+MAP_FAILED = C.c_void_p(-1).value
 ADVICE = mmap.MADV_FREE if sys.platform == "darwin" else mmap.MADV_DONTNEED
 """Darwin gives anonymous memory back with MADV_FREE only, and when it likes; Linux at once."""
 
@@ -59,3 +69,27 @@ def prefer_large_pages(tensor: Tensor) -> bool:
     first = struct.data // page * page
     end = -(-(struct.data + tensor.n_bytes) // page) * page
     return _libc.madvise(first, end - first, mmap.MADV_HUGEPAGE) == 0
+
+
+def map_file(path: Path, offset: int, n_bytes: int) -> np.ndarray:
+    """Bytes [offset, offset + n) of a file as they are there, u8 [n], for reading; unmapped with the last view of them.
+
+    Holds no descriptor, unlike Python's own mappings: a long conversation maps thousands of pages, and a process may
+    have 256 descriptors on a Mac. Raises OSError, also when the file ends before.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size < offset + n_bytes:
+            raise OSError(errno.EIO, f"the file ends before byte {offset + n_bytes}", str(path))
+        first = offset - offset % mmap.ALLOCATIONGRANULARITY
+        length = offset - first + n_bytes
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, first)
+        if address == MAP_FAILED:
+            raise OSError(C.get_errno(), os.strerror(C.get_errno()), str(path))
+    finally:
+        os.close(fd)
+    block = (C.c_uint8 * length).from_address(address)
+    weakref.finalize(block, _libc.munmap, address, length).atexit = False
+    view = np.frombuffer(block, np.uint8)[offset - first :]
+    view.flags.writeable = False
+    return view

@@ -1,10 +1,15 @@
-"""Aim: a wish for large memory pages changes no byte, wherever a tensor begins. Method: tensors of odd sizes."""
+"""Aim: a wish for large memory pages changes no byte, wherever a tensor begins; a file is seen as it is, for no more
+than memory. Method: tensors of odd sizes; a file of random bytes, looked at in pieces that begin anywhere."""
+
+import gc
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from common.ggml.backend import Backend, choose_device
-from common.ggml.memory import prefer_large_pages
+from common.ggml.memory import map_file, prefer_large_pages
 from common.ggml.tensor import F16, Arena
 
 
@@ -23,3 +28,39 @@ def test_a_tensor_keeps_what_is_written_before_and_after(n):
         assert tensor.read(np.empty(n, np.float16)).tobytes() == value.tobytes()
     arena.close()
     backend.close()
+
+
+def is_mapped(path):
+    """Whether this process has the file mapped; None where the system does not tell."""
+    told = Path("/proc/self/maps")
+    return str(path) in told.read_text() if told.exists() else None
+
+
+def test_a_file_is_mapped_without_descriptors_and_let_go_with_the_last_view(tmp_path):
+    path, data = tmp_path / "pages", np.random.default_rng(1).bytes(300_000)
+    path.write_bytes(data)
+    before = psutil.Process().num_fds()
+    views = [map_file(path, offset, 5_000) for offset in range(0, 290_000, 777)]
+    assert psutil.Process().num_fds() == before
+    parts = [view[100:200] for view in views]
+    path.unlink()  # what is mapped stays
+    del views
+    gc.collect()
+    for offset, part in zip(range(0, 290_000, 777), parts, strict=True):
+        assert part.tobytes() == data[offset + 100 : offset + 200]
+    with pytest.raises(ValueError, match="read-only"):
+        parts[0][0] = 1
+    assert is_mapped(path) is not False
+    del parts, part
+    gc.collect()
+    assert not is_mapped(path)
+
+
+def test_a_file_that_ends_before_is_refused(tmp_path):
+    path = tmp_path / "short"
+    path.write_bytes(bytes(4096))
+    assert len(map_file(path, 0, 4096)) == 4096
+    with pytest.raises(OSError, match="ends before byte 4097"):
+        map_file(path, 1, 4096)
+    with pytest.raises(FileNotFoundError):
+        map_file(tmp_path / "none", 0, 1)
