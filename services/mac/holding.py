@@ -162,7 +162,7 @@ class Holding:
         end = -(-point // self.form.page_tokens)
         n_pages = max(0, min(end, self.memory.released) - first)
         try:
-            self.memory.recall(first, self._files.image, end=end)
+            self.memory.recall(first, self._image, end=end)
         except (OutriggerError, OSError, KeyError) as error:
             raise PagesLostError(f"pages before {point} are lost: {error}") from error
         self._counts.pages_recalled(n_pages * len(self.form.layers))
@@ -233,10 +233,12 @@ class Holding:
             ids = ~ids
         if page >= self.memory.released:
             # copies: what is sent waits in a pipe, and the memory may be another sequence's by then
-            keys, values = self.memory.image(layer, page)
-            image = keys.copy(), values.copy()
+            image = self.memory.copied_image(layer, page)
         else:  # a new broker knows this page by its content only
-            whole = self._files.image(layer, page)
+            try:
+                whole = self._image(layer, page)
+            except (OutriggerError, OSError, KeyError) as error:
+                raise PagesLostError(f"page {page} of layer {layer} is lost: {error}") from error
             image = whole[: form.key_bytes], whole[form.key_bytes :]
         return self.channel.keep(layer, page, image, ids)
 
@@ -343,6 +345,11 @@ class Holding:
                 self._files.check_next()
             except HashMismatchError as error:
                 raise PagesLostError(str(error)) from error
+
+    def _image(self, layer: int, page: int) -> NDArray[np.uint8]:
+        """A page's bytes from the journal, hashed now: what is altered after it was mapped must not be kept as new."""
+        self._files.check(layer, range(page, page + 1))
+        return self._files.image(layer, page)
 
     def _check(self, layer: int, group: int) -> None:
         """Whether we have the pages of a group as they were kept: a worker is not to blame for ours."""

@@ -188,3 +188,21 @@ def test_a_worker_is_not_blamed_for_our_damage(engine: Engine, tmp_path: Path) -
         house.sequence.decode(int(TOKENS[N_READ + N_WRITTEN]), N_READ + N_WRITTEN)
     assert house.holding.n_remote > 0, "it was given up for nothing"
     house.close()
+
+
+@pytest.mark.parametrize("how", ["altered after it was mapped", "its file is gone"])
+def test_a_new_broker_is_not_handed_damaged_pages_as_new(engine: Engine, tmp_path: Path, how: str) -> None:
+    house = House(engine, tmp_path)
+    answer(house.sequence)
+    assert house.holding.memory.released
+    place = house.holding.channel.places[house.holding.form.layers[0], 0]
+    if how == "its file is gone":
+        house.holding._files.forget()
+        Path(place.path).unlink()
+    else:
+        alter(place)
+    house.broker.restart()
+    with pytest.raises(PagesLostError, match="page 0 of layer"):
+        for _ in range(3):
+            house.holding.step(house.sequence.n_canonical)
+    house.close()
