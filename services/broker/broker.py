@@ -7,7 +7,6 @@ policy here: release.py and ledger.py decide what may go, pushing.py what a work
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,14 @@ import numpy as np
 
 from common.config import Settings
 from common.config.page_workers import worker_numbers
-from common.errors import LinkDownError, OutriggerError, ServiceError, SettingError
+from common.errors import LinkDownError, OutriggerError, ServiceError
 from common.limits import MIB
 from common.log import get_log
 from common.metrics import Metrics
 from common.wire import held as h
 from common.wire.routes import HOLD, PAGES
 from services.broker.journal import Journal
+from services.broker.journal_lock import claim
 from services.broker.keeping import Keeping
 from services.broker.ledger import Held, Ledger, LedgerError
 from services.broker.looking import Looking
@@ -54,14 +54,17 @@ class Broker:
         self._on_event = on_event
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self.ledger = Ledger()
-        self._owner = Owner(HOLD, route_endpoint(run_dir, HOLD), on_event=self._noticed)
+        self._owner = Owner(HOLD, route_endpoint(run_dir, HOLD), on_event=on_event)
         self._mac: bytes | None = None
         self._bridges: list[tuple[Pushing, Asker]] = []
         self._workers = Workers(())
+        self._sharing = asyncio.Lock()
         self._placed: dict[tuple[int, int], h.Placed] = {}
+        """(conversation, worker) -> what the host was told last."""
         self._used: Held | None = None
         self._ticket = 0
         self._releases: dict[int, int] = {}
+        """ticket of ours -> conversation, of releases that were asked for and not answered."""
         self._used_files: set[str] = set()
         self._placed_again: set[int] = set()
         self._tally, self._looking = Tally(metrics), Looking()
@@ -118,8 +121,10 @@ class Broker:
                 )
                 self._tally.failed(cause)
                 log.warning("not carried out", what=type(message).__name__, cause=cause, error=str(error))
-                if (ticket := getattr(message, "ticket", None)) is not None:
-                    await self._to_mac(h.HoldFailed(ticket, error.code, cause, str(error)))
+                if isinstance(
+                    message, h.OpenConversation | h.KeepPage | h.KeepState
+                ):  # tickets of the host's
+                    await self._to_mac(h.HoldFailed(message.ticket, error.code, cause, str(error)))
 
     def _is_unknown(self, message: Any) -> bool:
         number = getattr(message, "conversation", None)
@@ -185,8 +190,12 @@ class Broker:
 
     async def _released(self, message: h.GroupsReleased) -> None:
         if self._releases.pop(message.ticket, None) is None:
-            return  # asked of an earlier life of the conversation
-        n = self.ledger.complete_release(message.conversation, message.group_first)
+            return  # asked before a cut, or of an earlier life; HostHolds says what the host did
+        try:
+            n = self.ledger.complete_release(message.conversation, message.group_first)
+        except LedgerError:
+            self.ledger.abort_release(message.conversation)  # else none would ever be asked for again
+            raise
         self._tally.released(n)
         if n:
             await self._plan(self.ledger.of(message.conversation))
@@ -194,6 +203,7 @@ class Broker:
     async def _cut(self, message: h.CutConversation) -> None:
         void = self.ledger.cut(message.conversation, message.n_tokens)
         held = self.ledger.of(message.conversation)
+        self._forget_releases(held.number)
         others = {
             place for each in self.ledger.open.values() if each is not held for place in each.places.values()
         }
@@ -208,13 +218,19 @@ class Broker:
     async def _close(self, number: int) -> None:
         self.ledger.end(number)
         self._used_files = self.ledger.files_in_use()
-        self._releases = {ticket: of for ticket, of in self._releases.items() if of != number}
-        await self._off_loop(self.keeping.end, number)
+        self._forget_releases(number)
         if self._used is not None and self._used.number == number:
             left = max(self.ledger.open.values(), key=lambda held: held.last_use, default=None)
             self._used = left
             for pushing, asker in self._bridges:
                 await self._to_bridge(pushing, asker, pushing.serve(left))
+        for pushing, _ in self._bridges:
+            pushing.drop_sessions(number)
+        self._placed = {at: placed for at, placed in self._placed.items() if at[0] != number}
+        await self._off_loop(self.keeping.end, number)
+
+    def _forget_releases(self, number: int) -> None:
+        self._releases = {ticket: of for ticket, of in self._releases.items() if of != number}
 
     async def _worker_erred(self, message: h.WorkerErred) -> None:
         for pushing, asker in self._bridges:
@@ -237,9 +253,6 @@ class Broker:
         self._placed.clear()
         for number in list(self.ledger.open):
             await self._close(number)
-
-    def _noticed(self, event: BusEvent) -> None:
-        self._on_event(event)
 
     # --- route PAGES
 
@@ -277,10 +290,13 @@ class Broker:
         await self._share(held)
 
     async def _share(self, held: Held) -> None:
-        """Say who holds what."""
+        """Say who holds what: one plan at a time, and none any more for a conversation that is given up meanwhile."""
         askers = {pushing.worker: asker for pushing, asker in self._bridges}
-        for pushing, said in self._workers.share(held):
-            await self._to_bridge(pushing, askers[pushing.worker], said)
+        async with self._sharing:
+            steps = self._workers.share(held)
+            while held is self._used and (step := next(steps, None)) is not None:
+                pushing, said = step
+                await self._to_bridge(pushing, askers[pushing.worker], said)
         await self._tell_placed()
 
     async def _to_bridge(self, pushing: Pushing, asker: Asker, said: Iterable[Said]) -> None:
@@ -366,26 +382,3 @@ class Broker:
     async def _off_loop(self, do: Callable[..., Any], *values: Any) -> Any:
         """On the journal's thread, after what was asked before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, do, *values)
-
-
-def claim(directory: Path) -> int:
-    """Make the journal's folder and lock it for this process; returns the descriptor that holds the lock.
-
-    Raises SettingError.
-    """
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        raise SettingError(
-            f"journal_dir: cannot make {directory}: {error.strerror}; choose another folder (OUTRIGGER_JOURNAL_DIR)"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise SettingError(
-            f"journal_dir: another broker keeps its journal in {directory}; choose another folder "
-            f"(OUTRIGGER_JOURNAL_DIR)"
-        ) from error
-    return lock

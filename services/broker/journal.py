@@ -75,8 +75,8 @@ class Journal:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.n_bytes for file in self._files.values())
+        """Bytes of all files. Any thread may ask: it is a copy that is gone through."""
+        return sum(file.n_bytes for file in list(self._files.values()))
 
     def room_bytes(self) -> int:
         """What can still be kept, when every file goes that is not in use."""

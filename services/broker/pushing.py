@@ -46,7 +46,7 @@ class Pushing:
         self.n_pushes = 0
         self.n_mismatches = 0
         self.n_repushed = 0
-        """Pages given again, to whom or instead of whom had them."""
+        """Pages of the same conversation that were given more than once."""
         self.group_first = self.group_end = 0
         """The groups that are for this worker."""
         self.has_run = False
@@ -68,6 +68,7 @@ class Pushing:
         """Tickets of cuts that it did not confirm yet: until then what it keeps of this conversation may be void."""
         self._failures = 0
         self._given: set[tuple[int, int]] = set()
+        """(page, layer) of this conversation that were given before."""
         self._sessions: dict[tuple[int, int], int] = {}
         """(conversation, first group) -> name of what a worker keeps of it: other pages under another name."""
         self._tickets = itertools.count(1)
@@ -112,6 +113,7 @@ class Pushing:
         if held is self._held:
             return self.go_on()
         self._forget()
+        self._given.clear()
         self._held, self.has_run, self.granted_tokens = held, False, 0
         return self._ask()
 
@@ -162,10 +164,14 @@ class Pushing:
         return [*cut, *self.go_on()]
 
     def pushed(self, message: h.PagePushed, seconds_min: float = 1e-6) -> list[Said]:
-        """It holds a page."""
-        if message.epoch != self.epoch or self._flying.pop(message.ticket, None) is None or not self._held:
+        """It holds a page, and no more keys of that layer than it was given, whatever it says."""
+        if message.epoch != self.epoch or not self._held:
             return []
-        self._keys[message.layer] = message.n_keys
+        if (at := self._flying.pop(message.ticket, None)) is None:
+            return []
+        (page, layer), form = at, self._held.form
+        given = (page + 1 - self.group_first * form.group_pages) * form.page_tokens
+        self._keys[layer] = min(message.n_keys, given)
         self._failures = 0
         self.n_pushes += 1
         speed = self._held.form.image_bytes / max(message.seconds, seconds_min)

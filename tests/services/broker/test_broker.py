@@ -195,6 +195,28 @@ def test_pages_are_kept_released_and_given_to_the_worker(house):
     assert house.hear(h.Room, lambda room: room.tokens_workers > 0).tokens_journal > 10_000
 
 
+def test_a_release_that_crosses_a_cut_fails_nothing_and_the_next_is_asked_for(house):
+    number = house.open().conversation
+    house.keep(number, range(8))
+    house.ask(h.HostHolds(number, 0, 512))
+    crossing = house.hear(h.ReleaseGroups)
+    house.ask(h.CutConversation(number, 320))
+    house.ask(h.GroupsReleased(crossing.ticket, number, 1))
+    house.keep(number, range(5, 8))
+    house.ask(h.HostHolds(number, 1, 512))
+    assert not [said for said in house.said if isinstance(said, h.HoldFailed)], (
+        "its ticket is the broker's own"
+    )
+    house.keep(number, range(8, 10))
+    house.ask(h.HostHolds(number, 1, 640))
+    release = house.hear(h.ReleaseGroups)
+    assert release.group_end == 2
+    house.ask(h.GroupsReleased(release.ticket, number, 9))  # more than was asked for: refused, and asked anew
+    house.ask(h.HostHolds(number, 1, 640))
+    assert house.hear(h.ReleaseGroups).group_end == 2
+    assert not [said for said in house.said if isinstance(said, h.HoldFailed)]
+
+
 def test_a_worker_that_went_is_filled_again_and_a_cut_reaches_it(house):
     number = house.open().conversation
     places = house.keep(number, range(4))

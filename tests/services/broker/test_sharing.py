@@ -279,3 +279,39 @@ def test_a_worker_that_went_is_waited_for_and_then_done_without(back_after_s):
     let_arrive()
     placed = sorted(pushing.groups_placed for pushing in machine.pushings[:2])
     assert placed == [(0, 2), (2, 4)]
+
+
+def test_a_worker_holds_no_more_than_it_was_given_whatever_it_says():
+    held, pushing = Held(1, FORM, 512), Pushing(0)
+    held.places = {(page, n): h.PagePlace(n, page, "/j", 0, page) for page in range(4) for n in FORM.layers}
+    pushing.serve(held)
+    (ask,) = pushing.up(h.PagesUp(1, "x", 0))
+    pushing.assign(0, 2)
+    said = pushing.granted(h.PagesGranted(ask.ticket, 7, 1, 1, 4 * GROUP, 0))
+    for push in said[: len(FORM.layers)]:
+        pushing.pushed(h.PagePushed(push.ticket, 7, push.place.layer, 1 << 20, 0.1))
+    assert pushing.groups_placed == (0, 0) and not pushing.is_filled
+
+
+def test_pages_of_another_conversation_are_not_given_again():
+    held = [Held(number, FORM, 512) for number in (1, 2)]
+    pushing = Pushing(0)
+    for each in held:
+        each.places = {
+            (page, n): h.PagePlace(n, page, "/j", 0, page) for page in range(4) for n in FORM.layers
+        }
+    pushing.up(h.PagesUp(1, "x", 0))
+    for epoch, each in enumerate(held, 1):
+        (ask,) = pushing.serve(each)
+        pushing.assign(0, 2)
+        assert pushing.granted(h.PagesGranted(ask.ticket, epoch, each.number, 1, 4 * GROUP, 0))
+    assert pushing.n_repushed == 0
+    (ask,) = [said for said in pushing.failed(_failed(pushing)) if isinstance(said, h.HoldPages)]
+    again = pushing.granted(h.PagesGranted(ask.ticket, 3, 2, 1, 4 * GROUP, 0))
+    assert pushing.n_repushed == len(again) > 0
+
+
+def _failed(pushing: Pushing) -> h.PushFailed:
+    """The oldest page on its way was not taken."""
+    ticket = next(number for number in range(1, 99) if pushing.place_of(number))
+    return h.PushFailed(ticket, pushing.epoch, 1, "refused", "")

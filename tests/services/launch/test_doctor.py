@@ -20,7 +20,7 @@ from common.config import load_settings
 from common.model.split import write_tail
 from common.model.synthetic import ensure_preset
 from services.bench.processes import Processes, free_port
-from services.broker.broker import claim
+from services.broker.journal_lock import claim
 from services.cli.doctor import command
 from services.launch.doctor.facts import Cable, Facts, FarEnd, Interface, Journal, Machine, Model, Port
 from services.launch.doctor.findings import Finding, cable_class, findings

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from services.bench.drill.journal import JournalState, look_at
-from services.broker.broker import claim
 from services.broker.chain import page_keys
 from services.broker.journal import Journal
+from services.broker.journal_lock import claim
 from tests.services.broker.pages import FORM, ids_of, image_of
 
 
