@@ -65,7 +65,8 @@ def plan_shares(
         for share in even
     )
     if not moves:
-        return even if late_even < late_as_is else as_is
+        is_first = all(first is None for first in firsts.values())  # as it is, nobody would hold anything
+        return even if is_first or late_even < late_as_is else as_is
     return even if may_move and late_as_is > UNEVEN * late_even else as_is
 
 

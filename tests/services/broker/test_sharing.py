@@ -48,6 +48,13 @@ def test_a_long_way_is_worth_its_time_only_for_much_work(wait_s, far):
     assert counts(shares(40, workers, GROUP)) == [40 - far, far]
 
 
+def test_a_worker_alone_is_given_what_it_has_room_for_however_long_its_way_is():
+    """What nobody holds the host attends from its disk; measured on small pages, that may look quick."""
+    for group_first in (None, 0):
+        alone = WorkerRoom(0, 1e-5, 4 * GROUP, group_first, wait_s=0.5)
+        assert counts(plan_shares(6, [alone], GROUP)) == [4]
+
+
 @given(st.integers(1, 40), st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 5)), min_size=2, max_size=3))
 def test_no_other_cut_is_done_earlier(n_groups, measured):
     workers = [WorkerRoom(i, pace, 10**9, None, wait) for i, (pace, wait) in enumerate(measured)]
