@@ -25,7 +25,7 @@ from common.metrics import Metrics
 from common.wire import held as h
 from common.wire.routes import HOLD, PAGES
 from services.broker.journal import Journal
-from services.broker.journal_lock import claim
+from services.broker.journal_lock import check_claim, claim
 from services.broker.keeping import Keeping
 from services.broker.ledger import Held, Ledger, LedgerError
 from services.broker.looking import Looking
@@ -345,6 +345,7 @@ class Broker:
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(SYNC_S)
+            check_claim(self.keeping.journal.directory, self._lock)
             try:
                 await self._off_loop(self.keeping.journal.sync)
             except OSError as error:

@@ -101,10 +101,13 @@ class Journal:
         at = conversation, form_key(form)
         head = self._head(records.PAGE, at[1], key, layer, page, ids, parts := list(parts))
         known = self._pages.get((key, layer))
-        if known is not None and known.head.image_xxh3 == head.image_xxh3:
-            return known.place()  # these very bytes are here
+        same = known is not None and known.head.image_xxh3 == head.image_xxh3
+        if same and (whole := self._good((key, layer), ids)):
+            return whole.place()  # these very bytes are here, and still are: the host may let its own go
         file = self._writing.get(at)
-        if file is not None and file.n_bytes + head.record_bytes > self._segment_bytes:
+        if file is not None and (
+            file.n_bytes + head.record_bytes > self._segment_bytes or not file.is_in_its_folder
+        ):
             self._finish(file)
             file = None
         if file is None:

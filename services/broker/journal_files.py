@@ -49,6 +49,15 @@ class File:
     """Contents whose newest copy is here."""
     dirty: bool = False
 
+    @property
+    def is_in_its_folder(self) -> bool:
+        """False once somebody removed it: what is written to it now, nobody else could read."""
+        try:
+            mine, there = os.fstat(self.fd), os.stat(self.path)
+        except OSError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
 
 @dataclass(frozen=True)
 class Kept:

@@ -1,4 +1,4 @@
-"""The lock of the journal's folder: one broker a folder, for as long as the process lives. Called by broker.py."""
+"""The lock of the journal's folder: one broker a folder, for as long as both live. Called by broker.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from common.errors import SettingError
+from common.errors import ServiceError, SettingError
 
 
 def claim(directory: Path) -> int:
@@ -30,3 +30,20 @@ def claim(directory: Path) -> int:
             f"(OUTRIGGER_JOURNAL_DIR)"
         ) from error
     return lock
+
+
+def check_claim(directory: Path, lock: int) -> None:
+    """Raise ServiceError when somebody removed the folder: what is written there from now on nobody could read.
+
+    The next life of the broker makes it anew, and claims it.
+    """
+    mine = os.fstat(lock)
+    try:
+        there = os.stat(directory)
+    except OSError:
+        there = None
+    if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+        raise ServiceError(
+            f"journal_dir: {directory} was removed while the broker used it; the broker begins anew with an empty one. "
+            f"To empty the journal, stop the system first (outrigger down)"
+        )

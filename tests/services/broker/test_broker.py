@@ -6,6 +6,7 @@ Method: the real process behind real sockets; mac and bridge are small peers tha
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -368,6 +369,19 @@ def test_what_cannot_be_kept_is_refused_and_changes_nothing(house):
     house.ask(short, keys[:8], values, IDS[:64].copy())
     assert house.hear(h.HoldFailed).cause == "form"
     assert len(house.keep(number, range(1))) == 2
+
+
+def test_a_folder_that_was_removed_ends_the_broker_and_its_next_life_keeps_again(house):
+    """What goes on into files without a name nobody could read, and the lock would be of nothing."""
+    house.keep(house.open().conversation, range(4))
+    shutil.rmtree(house.folder / "journal")
+    assert house.process.wait(WAIT_S) == 1
+    assert "was removed while the broker used it" in (house.folder / "log").read_text()
+    house.start()
+    opened = house.open()
+    assert not opened.places
+    places = house.keep(opened.conversation, range(4))
+    assert list(house.open().places) == places and all(Path(place.path).exists() for place in places)
 
 
 def test_pages_after_a_cut_are_of_the_new_tokens(house):

@@ -78,6 +78,24 @@ def test_a_page_kept_again_counts_from_then_on(tmp_path):
     assert Journal(tmp_path, 64 * MIB).find_pages(FORM, IDS) == new
 
 
+@pytest.mark.parametrize("how", ["altered", "cut off", "removed"])
+def test_a_page_that_is_kept_again_is_written_anew_where_the_first_copy_is_no_more(tmp_path, how):
+    """The host frees its memory once it was told a place: there must be a page."""
+    journal = Journal(tmp_path, 64 * MIB)
+    old = keep(journal)
+    path = Path(old[0].path)
+    if how == "removed":
+        path.unlink()
+    elif how == "cut off":
+        os.truncate(path, old[2].offset)
+    else:
+        path.write_bytes(bytes(each ^ 1 for each in path.read_bytes()))
+    new = keep(journal)
+    right = [b"".join(image_of(place.layer, place.page)) for place in new]
+    assert [read(place) for place in new] == right
+    assert journal.find_pages(FORM, IDS) == new
+
+
 def test_void_pages_stay_void(tmp_path):
     journal = Journal(tmp_path, 64 * MIB)
     places = keep(journal)
