@@ -84,13 +84,14 @@ class GraphCache:
         """Takes the memory the largest usual graph needs, and checks that the backend can run all of it."""
         self._reserve(n_tokens, self._state.n_ctx)
 
-    def _reserve(self, n_tokens: int, n_kv: int) -> None:
+    def _reserve(self, n_tokens: int, n_kv: int) -> PlacedGraph:
         layers = self._spec.layers
         n_out = 1 if self._spec.has_output else 0
         shape = (layers.start, layers.stop, n_tokens, n_out)
         placed = self._get(shape, n_kv, self._state)
         if missing := placed.graph.unsupported(self._backend):
             raise UnsupportedOperationError(f"{self._backend.name} cannot run {', '.join(missing)}")
+        return placed
 
     def run(
         self, shape: Shape, rows: np.ndarray, position: int, n_kv: int, state: SequenceState

@@ -98,10 +98,13 @@ class PagedGraphs(GraphCache):
             self._reserve(n_tokens, deepest)
         else:
             self._in_parts = True
-            self._reserve(n_tokens, deepest)
+            placed = self._reserve(n_tokens, deepest)
             self._in_parts = False
             if not self._lead:
-                self._reserve(n_tokens, min(deepest, beyond))
+                placed = self._reserve(n_tokens, min(deepest, beyond))
+            self._buffer.make_resident(
+                placed.graph
+            )  # what the limit is for: memory that does not grow behind it
             if self._second:
                 self._second.reserve(n_tokens)
             if self._paged_layers and not self._lead:

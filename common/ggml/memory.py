@@ -2,7 +2,7 @@
 
 `give_back` is for tensors whose old parts are kept elsewhere: addresses stay valid, what was there is gone. Works on
 whole memory pages of the system and on private memory of this process only. Knows nothing of what the bytes mean; used
-by common/state/page_memory.py, device/held_group.py and common/engine/mapped_pages.py.
+by common/state/page_memory.py, common/engine/mapped_pages.py, device/held_group.py and services/mac/hold_setup.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _libc.mmap.argtypes = [C.c_void_p, C.c_size_t, C.c_int, C.c_int, C.c_int, C.c_in
 _libc.mmap.restype = C.c_void_p
 _libc.munmap.argtypes = [C.c_void_p, C.c_size_t]
 _libc.munmap.restype = C.c_int
+LARGE_BYTES = 1 << 20
+M_MMAP_THRESHOLD = -3
+"""In glibc's malloc.h."""
 MAP_FAILED = C.c_void_p(-1).value
 ADVICE = mmap.MADV_FREE if sys.platform == "darwin" else mmap.MADV_DONTNEED
 """Darwin gives anonymous memory back with MADV_FREE only, and when it likes; Linux at once."""
@@ -69,6 +72,27 @@ def prefer_large_pages(tensor: Tensor) -> bool:
     first = struct.data // page * page
     end = -(-(struct.data + tensor.n_bytes) // page) * page
     return _libc.madvise(first, end - first, mmap.MADV_HUGEPAGE) == 0
+
+
+def return_large_blocks() -> bool:
+    """Has this process give blocks of LARGE_BYTES and more back to the system as soon as they are free.
+
+    glibc would keep them for later, in an arena for each thread: what a ubatch exchanges with a worker would then take
+    its memory several times. Returns False where the allocator takes no such wish (it is glibc's alone).
+    """
+    mallopt = getattr(_libc, "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, LARGE_BYTES))
+
+
+def copied_apart(data: np.ndarray) -> np.ndarray:
+    """A copy, u8 [n_bytes], in memory of its own that goes back to the system with the last view of it.
+
+    What the allocator gets back of megabytes it keeps for later: a process that copies a page now and then would hold
+    that memory for good. Raises OSError, for example when there is no memory.
+    """
+    apart = np.frombuffer(mmap.mmap(-1, max(1, data.nbytes)), np.uint8)[: data.nbytes]
+    apart[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return apart
 
 
 def map_file(path: Path, offset: int, n_bytes: int) -> np.ndarray:

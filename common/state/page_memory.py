@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from common.errors import EngineError
-from common.ggml.memory import give_back
+from common.ggml.memory import copied_apart, give_back
 from common.ggml.tensor import Tensor, host_view
 from common.wire.rows import KIND_K, KIND_V
 
@@ -59,6 +59,11 @@ class PageMemory:
             )
         keys, values = (host_view(t).reshape(-1).view(np.uint8)[a:b] for t, a, b in self._places(layer, page))
         return keys, values
+
+    def copied_image(self, layer: int, page: int) -> Image:
+        """As image(), copies that outlive the page: their memory goes back to the system with them. Raises OSError."""
+        keys, values = self.image(layer, page)
+        return copied_apart(keys), copied_apart(values)
 
     def release(self, end: int) -> int:
         """Gives the memory of the pages before `end` back; returns the bytes that went. Raises EngineError."""

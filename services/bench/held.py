@@ -71,6 +71,7 @@ class Depths:
             "group_pages": 1,
             "shadow_every": 0,
             "canonical": "off",
+            "snapshot_mib": 16,  # a store with a limit of its own, which would grow with the depth up to it
         }
 
 

@@ -14,6 +14,7 @@ from common.engine.engine import Decoding, Engine
 from common.engine.forms import remembered_form
 from common.engine.page_kernel import Form
 from common.ggml.backend import Backend, choose_device
+from common.ggml.memory import return_large_blocks
 from common.limits import UBATCH_TOKENS
 from common.model.spec import ModelSpec
 from common.wire import held as h
@@ -87,6 +88,7 @@ def make_holding(
     limit = engine.decoding.many_rows_from
     if settings.hold == "off" or limit is None or limit >= engine.n_ctx:
         return None
+    return_large_blocks()
     model = fingerprint(engine.spec.fingerprint_text(0, KV_TYPE)).hex()
     form = page_form(engine.spec, settings, engine.decoding.many_rows, model)
     workers = [HeldWorker(number, asker(ATTENTION, run_dir, on_bus_event, number)) for number in numbers]

@@ -2,6 +2,9 @@
 than memory. Method: tensors of odd sizes; a file of random bytes, looked at in pieces that begin anywhere."""
 
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ import psutil
 import pytest
 
 from common.ggml.backend import Backend, choose_device
-from common.ggml.memory import map_file, prefer_large_pages
+from common.ggml.memory import copied_apart, map_file, prefer_large_pages
 from common.ggml.tensor import F16, Arena
 
 
@@ -64,3 +67,37 @@ def test_a_file_that_ends_before_is_refused(tmp_path):
         map_file(path, 1, 4096)
     with pytest.raises(FileNotFoundError):
         map_file(tmp_path / "none", 0, 1)
+
+
+@pytest.mark.parametrize("n", [0, 1, 5_000, 3_000_001])
+def test_a_copy_apart_is_the_same_and_no_more_the_original(n):
+    data = np.random.default_rng(2).integers(0, 255, n, np.uint8)
+    apart = copied_apart(data)
+    right = data.tobytes()
+    data[:] = 0
+    assert apart.tobytes() == right
+
+
+GROWTH = """
+import sys
+import numpy as np, psutil
+from common.ggml.memory import return_large_blocks
+taken = return_large_blocks()
+def own():
+    return psutil.Process().memory_full_info().uss
+before = own()
+kept = []
+for _ in range(12):  # small blocks behind large ones keep the allocator from giving these back
+    large = np.ones(6 << 20, np.uint8)
+    kept.append(np.ones(5_000, np.uint8))
+    del large
+print(taken, (own() - before) >> 20)
+"""
+
+
+def test_large_blocks_go_back_to_the_system_when_they_are_free():
+    """In a process of its own: the wish holds for all of it."""
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    taken, grown_mib = done.stdout.split()
+    assert taken == str(sys.platform == "linux" and os.confstr("CS_GNU_LIBC_VERSION") is not None)
+    assert int(grown_mib) <= 2
