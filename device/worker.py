@@ -263,7 +263,8 @@ def command(**flags: Any) -> None:
     `outrigger split`. Only this machine and link-local addresses may connect.
     """
     try:
-        settings = load_settings(find_file(os.environ), os.environ, flags)
+        spelled = {each.name: each.opts[0] for each in command.params if each.name}
+        settings = load_settings(find_file(os.environ), os.environ, flags, spelled)
         code = serve(settings, lambda line: print(line, flush=True))
     except OutriggerError as error:
         if isinstance(error, SettingError):

@@ -61,13 +61,15 @@ def load_settings(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    spelled: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of this start. `flags` maps flat names to values; None values count as not given.
+    """The settings of this start. `flags` maps flat names to values; None values count as not given. `spelled` maps
+    flat names to the flags that people typed, where a command calls one by a shorter name.
 
     Raises SettingError naming key, value, allowed range and where the value came from.
     """
     environ = os.environ if environ is None else environ
-    return _build(_collect(file, environ, flags or {}))
+    return _build(_collect(file, environ, flags or {}, spelled or {}))
 
 
 def explain_settings(
@@ -115,9 +117,15 @@ Given = dict[str, tuple[Any, str]]
 """Path of a setting -> (checked value, where it came from)."""
 
 
-def _collect(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Given:
+def _collect(
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+    spelled: Mapping[str, str] | None = None,
+) -> Given:
     given: Given = {}
-    for key, value, source in (*_from_file(file), *_from_environ(environ), *_from_flags(flags)):
+    of_flags = _from_flags(flags, spelled or {})
+    for key, value, source in (*_from_file(file), *_from_environ(environ), *of_flags):
         given[key.path] = (_checked(key, value, source), source)
     return given
 
@@ -153,14 +161,14 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[tuple[Key, Any, str]]:
         yield by_variable[name], text, f"environment variable {name}"
 
 
-def _from_flags(flags: Mapping[str, Any]) -> Iterable[tuple[Key, Any, str]]:
+def _from_flags(flags: Mapping[str, Any], spelled: Mapping[str, str]) -> Iterable[tuple[Key, Any, str]]:
     by_flat = {key.flat: key for key in KEYS.values()}
     for name, value in flags.items():
         if value is None:
             continue
         if name not in by_flat:
             raise SettingError(f"unknown setting {name}; {_nearest(name, by_flat)}")
-        yield by_flat[name], value, f"flag {by_flat[name].flag}"
+        yield by_flat[name], value, f"flag {spelled.get(name, by_flat[name].flag)}"
 
 
 def _checked(key: Key, value: Any, source: str) -> Any:

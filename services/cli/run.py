@@ -23,6 +23,11 @@ OPTIONS = (
     click.option("--port", "http_port", type=int, help="Port of the API; 0 takes a free one.  [8080]"),
     click.option("--n-ctx", type=int, help="Tokens of context.  [8192]"),
     click.option(
+        "--kv-host-tokens",
+        type=int,
+        help="Tokens whose keys and values stay in memory; older ones go to the journal and to workers.  [65536]",
+    ),
+    click.option(
         "--threads", type=int, help="Computing threads of the host.  [half of the cores; all without worker]"
     ),
     click.option(
@@ -54,6 +59,9 @@ OPTIONS = (
 )
 """Flags that `run` and `up` share."""
 
+SPELLED = {"http_host": "--host", "http_port": "--port"}
+"""Settings whose flag has a shorter name here."""
+
 
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the flags of OPTIONS."""
@@ -70,7 +78,7 @@ def settings_of(flags: dict[str, Any]) -> Settings:
         )
     if flags.pop("no_worker"):
         flags["split"] = "off"
-    return load_settings(find_file(os.environ), os.environ, flags)
+    return load_settings(find_file(os.environ), os.environ, flags, SPELLED)
 
 
 @click.command()
@@ -79,11 +87,11 @@ def settings_of(flags: dict[str, Any]) -> Settings:
 def command(background: bool, **flags: Any) -> None:
     """Serve a model over HTTP in the foreground, until Ctrl-C.
 
-    Starts gateway, mac and bridge, and a worker on this machine that runs the last layers of long prompts, as a phone
-    at the end of a cable would. Says when all are ready, where it listens, and a request to paste.
+    Starts gateway, mac, broker and bridge, and a worker on this machine that runs the last layers of long prompts,
+    as a phone at the end of a cable would. Says when all are ready, where it listens, and a request to paste.
 
     \b
-    Exit codes: 0 stopped, 1 the model cannot be used, 2 a bad setting, 3 a process did not start.
+    Exit codes: 0 stopped, 1 the model cannot be used, 2 a bad setting, 3 it runs already or a process did not start.
 
     \b
     Examples:
