@@ -96,7 +96,8 @@ class PageBridge:
         said, wait_s = "", FIRST_S
         while True:
             await asyncio.sleep(wait_s)
-            text = f"no pages at {self._at}: {self.pump.trouble}" if self.pump.wants_place else ""
+            why = self._search.trouble or self.pump.trouble
+            text = f"no pages at {self._at}: {why}" if self.pump.wants_place else ""
             if self._say is not None and text != said:
                 await self._say(text)
             said, wait_s = text, LOOK_S

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from common.errors import OutriggerError
 from common.limits import MIB
@@ -17,6 +16,7 @@ from services.bridge.page_pump import PagePump, PagesPlace
 from services.bridge.places import Place
 
 LOOK_EVERY_S = 0.25
+NO_PAGES = "the worker there answers, but holds no pages; start it with --pages-only, or with OUTRIGGER_WORKER_PAGES=on"
 
 
 class PageSearch:
@@ -30,6 +30,8 @@ class PageSearch:
     ) -> None:
         self._pump, self._place, self._reach = pump, place, reach
         self._control = ControlClient()
+        self.trouble = ""
+        """Why the last look found no port; empty when it did, or nobody looked."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -37,8 +39,10 @@ class PageSearch:
             while True:
                 place = self._place()
                 if place is not None and self._pump.wants_place:
-                    with suppress(OutriggerError):  # no worker there yet, or one that does not say it
+                    try:
                         await self._look(place)
+                    except OutriggerError as error:  # no worker there yet
+                        self.trouble = str(error)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             await self._control.close()
@@ -49,4 +53,7 @@ class PageSearch:
         port, available = said.get("pa_port", 0), said.get("avail_mb", 0)
         if isinstance(port, int) and 0 < port < 1 << 16:
             n_mib = available if isinstance(available, int) and available > 0 else 0
+            self.trouble = ""
             self._pump.offer(PagesPlace(place.host, await self._reach(place, port), n_mib * MIB))
+        else:
+            self.trouble = NO_PAGES
