@@ -28,18 +28,32 @@ NO_TEMPLATE = (
 def check_start(settings: Settings) -> tuple[str, ...]:
     """Raises SettingError or ModelError for what could not run. Returns sentences for people: what will be missing."""
     model = Path(settings.host.model)
-    check_model(model)
+    spec = check_model(model)
     _check_addresses(settings)
+    if settings.host.split_decode == "on" and settings.host.split == "off":
+        raise SettingError(
+            "split_decode is on and split is off (--no-worker, OUTRIGGER_SPLIT): without a worker the host has no "
+            "last layers; drop one of them"
+        )
+    notes = [] if settings.host.n_ctx <= spec.n_ctx_train else [_beyond_training(settings.host.n_ctx, spec)]
     file = settings.gateway.chat_template
     template = read_template(file) if file else read_header(model).metadata.get(TEMPLATE_KEY)
-    if not template:
-        return (NO_TEMPLATE,)
-    ChatTemplate(str(template))
-    return ()
+    if template:
+        ChatTemplate(str(template))
+    else:
+        notes.append(NO_TEMPLATE)
+    return tuple(notes)
 
 
-def check_model(path: Path) -> None:
-    """Raises ModelError when `path` is not a whole model of a supported architecture."""
+def _beyond_training(n_ctx: int, spec: ModelSpec) -> str:
+    return (
+        f"--n-ctx {n_ctx} is more than the {spec.n_ctx_train} tokens that the model was trained for: what it answers "
+        f"to longer prompts may make no sense"
+    )
+
+
+def check_model(path: Path) -> ModelSpec:
+    """The model that a file holds. Raises ModelError when `path` is not a whole model of a supported architecture."""
     if not path.is_file():
         what = f"{path} is not a file" if path.exists() else f"there is no model file {path}"
         raise ModelError(f"{what}: run `make setup`, or name another with --model")
@@ -49,6 +63,7 @@ def check_model(path: Path) -> None:
             f"{path} holds layers {spec.layers.start} to {spec.layers.stop - 1} of {spec.n_layer_full}: it is a "
             f"worker's tail. The host needs the model it was cut from; the tail is for `outrigger worker --model`"
         )
+    return spec
 
 
 def _check_addresses(settings: Settings) -> None:

@@ -43,6 +43,7 @@ def test_a_good_start_has_nothing_to_tell(checked):
             r"worker.host = '0.0.0.0' \(OUTRIGGER_LISTEN_HOST\).*OUTRIGGER_HTTP_HOST",
         ),
         ({"listen_host": "0.0.0.0", "api_key": "k"}, "OUTRIGGER_LISTEN_HOST"),
+        ({"split_decode": "on", "split": "off"}, "without a worker the host has no last layers"),
         ({"chat_template": "/nowhere/t.jinja"}, r"cannot read /nowhere/t.jinja.*OUTRIGGER_CHAT_TEMPLATE"),
     ],
 )
@@ -60,6 +61,13 @@ def test_a_template_that_cannot_be_used_is_refused(checked, tmp_path, text, erro
     file.write_text(text)
     with pytest.raises(OutriggerError, match=error):
         checked(chat_template=str(file))
+
+
+@pytest.mark.model
+def test_a_context_longer_than_the_training_is_told(checked):
+    assert checked(n_ctx=8192) == ()
+    (note,) = checked(n_ctx=16384)
+    assert "--n-ctx 16384 is more than the 8192 tokens that the model was trained for" in note
 
 
 def test_a_model_without_a_template_is_told(checked, tmp_path):
