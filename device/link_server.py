@@ -7,6 +7,7 @@ device.session on a thread of its own, and all work goes to the compute thread, 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -36,8 +37,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=16)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error  # strerror repeats the address
         raise ServiceError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address or port"
+            f"cannot listen on {host}:{port}: {why}; choose another address (--host: one that this machine has, "
+            f"`ip addr` or `ifconfig` shows them) or port (--port, --control-port; 0 takes a free one)"
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from common.config import find_file, load_settings
 from common.errors import OutriggerError, RequestError, ServiceError, SettingError
 from services.client import CurveKeys, OutriggerClient, PieceWritten, Queued, ReadingPrompt
+from services.launch.lock import running
 from services.runtime.bus import public_key_of
 from services.runtime.endpoints import PUBLIC_SOCKET, ipc_endpoint
 from services.runtime.key_files import read_key
@@ -23,7 +25,7 @@ HELP = "Ctrl-C stops an answer, /new forgets the talk, Ctrl-D or /quit leaves."
 @click.option("--secret-file", help="Our CURVE secret key, for a gateway on another machine.")
 @click.option("--gateway-key-file", help="The gateway's public CURVE key.")
 @click.option("--system", "system_text", help="Instructions before the talk.")
-@click.option("--temperature", type=float, help="0 is greedy.  [1]")
+@click.option("--temperature", type=float, default=0.2, help="0 is greedy.  [0.2: small models stray at 1]")
 @click.option("--max-tokens", type=int, help="Longest answer.  [what the context holds]")
 def command(
     endpoint: str | None,
@@ -38,7 +40,13 @@ def command(
     """
     keys = _keys(secret_file, gateway_key_file)
     with OutriggerClient(endpoint or _endpoint_here(), keys=keys) as client:
-        state = client.status()
+        try:
+            state = client.status()
+        except ServiceError as error:
+            run_dir = load_settings(find_file(os.environ), os.environ).run_dir
+            if endpoint or running(run_dir) is not None:
+                raise
+            raise _nothing_runs(run_dir) from error  # the file of a socket stays when its owner ends
         click.echo(f"{state.model}, {state.n_ctx} tokens of context, worker {state.worker.state}. {HELP}")
         parameters = {name: value for name, value in sampling.items() if value is not None}
         Talk(client, system_text, parameters).run()
@@ -115,11 +123,14 @@ def _endpoint_here() -> str:
     """The ipc endpoint of the run directory that the settings name."""
     settings = load_settings(find_file(os.environ), os.environ)
     if not (settings.run_dir / PUBLIC_SOCKET).exists():
-        raise ServiceError(
-            f"nothing runs (run directory {settings.run_dir}): `outrigger up` starts it, --endpoint names a gateway "
-            f"elsewhere"
-        )
+        raise _nothing_runs(settings.run_dir)
     return ipc_endpoint(settings.run_dir / PUBLIC_SOCKET)
+
+
+def _nothing_runs(run_dir: Path) -> ServiceError:
+    return ServiceError(
+        f"nothing runs (run directory {run_dir}): `outrigger up` starts it, --endpoint names a gateway elsewhere"
+    )
 
 
 def _keys(secret_file: str | None, gateway_key_file: str | None) -> CurveKeys | None:

@@ -24,7 +24,9 @@ HEAD_KEYS = ("timestamp", "level", "process", "event")
 )
 @click.option("--raw", is_flag=True, help="Lines as they were written (JSON).")
 def command(process: str | None, follow: bool, lines: int, raw: bool) -> None:
-    """Show what all processes logged, or one PROCESS: gateway, mac, bridge, worker, launch, supervisor.
+    """Show what all processes logged, or one PROCESS: gateway, mac, broker, bridge, worker, launch, supervisor.
+
+    Further page workers and their bridges are worker-1, bridge-1 and so on.
 
     Times are UTC. Works while they run and after they ended; the run before is kept beside as NAME.log.previous.
 

@@ -95,6 +95,7 @@ def table(before: Samples, after: Samples, seconds: float) -> str:
         return "-" if value is None else f"{value:g}"
 
     lines = {
+        "the last": f"{seconds:.1f} s; - where nothing happened in them",
         "requests": f"{gauge('requests_running')} running, {gauge('requests_waiting')} waiting, "
         f"{grown('requests_total'):g} ended",
         "first token": ratio(

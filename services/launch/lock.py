@@ -105,5 +105,6 @@ def already_text(run_dir: Path) -> str:
         what += f", model {note['model']}, {note.get('http')}"
     return (
         f"it runs already ({what}, run directory {run_dir}). Stop it with `outrigger down`, or give this one a place "
-        f"of its own: OUTRIGGER_RUN_DIR=DIR, --port 0 and other metrics ports"
+        f"of its own: OUTRIGGER_RUN_DIR=DIR, and free ports: --port 0, OUTRIGGER_ZMQ_PORT=0, "
+        f"OUTRIGGER_ZMQ_EVENTS_PORT=0, and 0 for the metrics ports that `outrigger config show metrics` lists"
     )
