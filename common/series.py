@@ -221,7 +221,7 @@ SERIES = (
         "Groups of pages attended that are not in the host's memory, by who did.",
         {"where": ("worker", "journal")},
     ),
-    Series("worker_attended_groups_total", "counter", ("mac",), "Groups it attended.", {"worker": WORKERS}),
+    Series("worker_attended_groups_total", "counter", ("mac",), "Groups by worker.", {"worker": WORKERS}),
     Series(
         "pages_fallback_total",
         "counter",
@@ -282,7 +282,7 @@ SERIES = (
         "worker_thermal_state",
         "gauge",
         ("bridge",),
-        "Heat of the worker: 0 nominal, 1 fair, 2 serious, 3 critical.",
+        "Heat of the worker: -1 unknown, 0 nominal, 1 fair, 2 serious, 3 critical.",
     ),
     Series(
         "worker_condition",
@@ -353,7 +353,7 @@ SERIES = (
         {"where": PLACES},
     ),
     Series("worker_groups", "gauge", ("broker",), "Groups that a worker answers for.", {"worker": WORKERS}),
-    Series("worker_pace_seconds", "gauge", ("broker",), "Its time for a row and group.", {"worker": WORKERS}),
+    Series("worker_pace_seconds", "gauge", ("broker",), "Work for one row and group.", {"worker": WORKERS}),
     Series(
         "held_released_groups_total", "counter", ("broker",), "Groups of pages whose memory the host freed."
     ),

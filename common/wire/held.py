@@ -41,6 +41,7 @@ class ConversationOpened(Message, frozen=True):
     state_offset: int = 0
     state_bytes: int = 0
     state_xxh3: int = 0
+    """Of the state_bytes at state_offset; the host reads them only if they have it."""
 
 
 class KeepPage(Message, frozen=True):
@@ -139,11 +140,10 @@ class Placed(Message, frozen=True):
 
 
 class Room(Message, frozen=True):
-    """Broker to mac: so many tokens of this form have room in the journal and on workers; clients are told a context
-    of at most the host's limit and this."""
+    """Broker to mac: so many tokens of a conversation have room in the journal, with those that it has there already;
+    clients are told a context of at most the host's limit and this."""
 
     tokens_journal: int
-    tokens_workers: int
 
 
 class WorkerErred(Message, frozen=True):

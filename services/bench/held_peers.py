@@ -46,8 +46,8 @@ class PeerBroker:
         self._pages: dict[tuple[int, int], h.PagePlace] = {}
         self._known: dict[tuple[int, int, int], h.PagePlace] = {}
         """By layer, page and hash of all token ids up to its end."""
-        self._states: dict[int, tuple[int, int, int]] = {}
-        """By hash of the token ids before it: position, offset, bytes."""
+        self._states: dict[int, tuple[int, int, int, int]] = {}
+        """By hash of the token ids before it: position, offset, bytes, their hash."""
         self._chain: list[int] = []
         self.form: h.PageForm | None = None
 
@@ -77,7 +77,7 @@ class PeerBroker:
                 self._keep(message, *views)
             case h.KeepState():
                 offset = self._write(views[0])
-                self._states[_hash(views[1])] = (message.position, offset, len(views[0]))
+                self._states[_hash(views[1])] = (message.position, offset, len(views[0]), _hash(views[0]))
             case h.CutConversation():
                 self._cut(message.n_tokens)
             case h.HostHolds():
@@ -110,7 +110,7 @@ class PeerBroker:
         self._cut(0)
         self.form, pt = message.form, message.form.page_tokens
         places: list[h.PagePlace] = []
-        state = (0, 0, 0)
+        state = (0, 0, 0, 0)
         for page in range(len(ids) // pt):
             self._link(ids[page * pt : (page + 1) * pt])
             found = [self._known.get((layer, page, self._chain[-1])) for layer in message.form.layers]
@@ -133,7 +133,7 @@ class PeerBroker:
                 str(self._file),
                 *state[1:],
             )
-        self._told += [opened, h.Room(1 << 30, 1 << 30)]
+        self._told += [opened, h.Room(1 << 30)]
         self._share_out()
 
     def _keep(self, message: h.KeepPage, keys: np.ndarray, values: np.ndarray, ids: np.ndarray) -> None:

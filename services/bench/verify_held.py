@@ -49,7 +49,6 @@ MOMENTS = {
     "at a group's border in the answer": 2048,
     "late in the answer": N_STRUCK + N_DECODED - 2,
 }
-BROKER_MOMENTS = ("restarted", "gone for a while")
 Before = Callable[[int], None]
 
 

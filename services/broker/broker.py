@@ -165,7 +165,7 @@ class Broker:
         await self._to_mac(h.ConversationOpened(message.ticket, number, len(ids), tuple(places), *state_at))
         self._used = held
         await self._share(held)
-        await self._tell_room(form)
+        await self._tell_room(held)
 
     async def _keep_page(self, message: h.KeepPage, frames: tuple[memoryview, ...], came_s: float) -> None:
         held = self.ledger.of(message.conversation)
@@ -281,8 +281,6 @@ class Broker:
             await self._to_bridge(pushing, asker, said)
             if isinstance(message, h.PagesUp | h.PagesDown | h.PagesGranted) and self._used is not None:
                 await self._share(self._used)
-                if isinstance(message, h.PagesGranted):
-                    await self._tell_room(self._used.form)
 
     async def _use(self, held: Held) -> None:
         """Workers are for the conversation that was used last."""
@@ -368,11 +366,12 @@ class Broker:
 
     # --- how
 
-    async def _tell_room(self, form: h.PageForm) -> None:
+    async def _tell_room(self, held: Held) -> None:
+        """What of it is in the journal already counts: else it would have less room the longer it is."""
+        form = held.form
         token_bytes = form.image_bytes * len(form.layers) / form.page_tokens
         room = await self._off_loop(self.keeping.journal.room_bytes)
-        workers = sum(each.tokens_max for each, _ in self._bridges if not each.quarantined)
-        await self._to_mac(h.Room(int(room / token_bytes), workers))
+        await self._to_mac(h.Room(int(room / token_bytes) + held.pages_kept * form.page_tokens))
 
     async def _to_mac(self, message: Any) -> None:
         if self._mac is None:

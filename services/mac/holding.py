@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from common.attention.partial import PartialAttention
@@ -327,7 +328,10 @@ class Holding:
 
     @staticmethod
     def _states(opened: h.ConversationOpened) -> list[RowSection]:
-        blob = np.fromfile(opened.state_path, np.uint8, opened.state_bytes, offset=opened.state_offset)
+        path, at = opened.state_path, opened.state_offset
+        blob = np.fromfile(path, np.uint8, opened.state_bytes, offset=at)
+        if xxhash.xxh3_64_intdigest(blob) != opened.state_xxh3:
+            raise HashMismatchError(f"the recurrent state in {path} at {at} is not what was kept")
         return decode_rows(blob)
 
     # --- damage

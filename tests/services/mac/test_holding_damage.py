@@ -206,3 +206,22 @@ def test_a_new_broker_is_not_handed_damaged_pages_as_new(engine: Engine, tmp_pat
         for _ in range(3):
             house.holding.step(house.sequence.n_canonical)
     house.close()
+
+
+def test_a_recurrent_state_that_was_altered_is_not_taken_over(engine: Engine, tmp_path: Path) -> None:
+    """The broker hashed it when it told of it; the file may change before it is read."""
+    if "recurrent" not in engine.spec.kinds:
+        return
+    house = House(engine, tmp_path)
+    answer(house.sequence)
+    house.holding.look_up(TOKENS[:N_READ], N_READ - 1)
+    opened = house.holding.channel.opened
+    assert opened is not None and opened.state_position > 0
+    with open(opened.state_path, "r+b") as file:
+        file.seek(opened.state_offset + opened.state_bytes - 4)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(PagesLostError, match=r"recurrent state in .* is not what was kept"):
+        house.holding.resume(TOKENS[:N_READ], opened.state_position)
+    house.close()
