@@ -134,6 +134,7 @@ class Struckable:
         if late:
             return f"{', '.join(late)} did not start again"
         holds = self.settings.host.kv_host_tokens < self.settings.host.n_ctx
+        holds |= self.own_worker and self.settings.worker.pages == "on"  # connected all the same
         if holds and not self.value("bridge", "outrigger_pages_up"):
             return "no worker that holds pages is connected"
         return ""
