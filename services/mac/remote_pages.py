@@ -72,8 +72,10 @@ class HeldWorker:
         self.placed = range(placed.group_first, placed.group_end)
 
     def limit(self, end: int) -> None:
-        """Groups from `end` on are void."""
+        """Groups from `end` on are void. Called between steps: what was never awaited, nobody takes any more."""
         self.placed = range(self.placed.start, max(self.placed.start, min(self.placed.stop, end)))
+        for left in (self._waiting, self._answers, self._frames):
+            left.clear()
 
     def ask(self, ticket: int, query: PageQuery, groups: range, per_group: bool) -> float:
         """Send a query; returns the seconds it may take. Raises OutriggerError."""

@@ -86,3 +86,18 @@ def test_one_that_fails_costs_the_others_nothing(failing):
     assert (sorted(here), erred) == ([0, 1, 5], [0])
     assert time.now == pytest.approx(0.0 if "sends" in failing else ANSWER_S_FIRST)
     assert held.n_placed(6) == 3, "the other one is asked again"
+
+
+def test_answers_that_nobody_awaited_do_not_stay():
+    """As when a page is lost between question and answer: the sequence is given up."""
+    time = Time()
+    worker = HeldWorker(0, End(time))
+    worker.take(h.Placed(1, 0, 5, 0, 2))
+    query = PageQuery(0, np.zeros(SHAPE, np.float32), 1.0, QueryRows(10_000, 1, SHAPE[1]))
+    for ticket in (1, 2):
+        worker.ask(ticket, query, range(2), True)
+    worker.answer(2, 1.0, lambda: time.now)
+    assert worker._answers.keys() == {1}
+    worker.limit(2)
+    assert not worker._answers and not worker._frames and not worker._waiting
+    assert worker.placed == range(2)
