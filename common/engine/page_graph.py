@@ -26,6 +26,8 @@ from common.ggml.window import Window, WindowPlace
 from common.limits import PAGE_PAD_TOKENS
 
 NODES_PER_PAGE_MAX, NODES_PER_PAGE_READ_OFF = 32, 16
+LASTING_MASKS = 2
+"""A few tokens straddle no more pages. The last few rows of many can have more that are masked: those of small pages."""
 F32_BYTES = 4
 Extents = tuple[int, int, int]
 
@@ -203,8 +205,8 @@ class PageGraphBuilder:
     ) -> None:
         """key_numbers: i32 [page_tokens], counting from 0.
 
-        lasting_mask: room for masks of two pages (few rows straddle no more), for graphs whose results are read off in
-        memory; None for others.
+        lasting_mask: room for masks of LASTING_MASKS pages, for graphs whose results are read off in memory; None for
+        others.
         """
         self._shape, self._key_numbers, self._n_rows, self._scale = shape, key_numbers, n_rows, scale
         self._lasting_mask, self._reads_off = lasting_mask, lasting_mask is not None
@@ -234,7 +236,7 @@ class PageGraphBuilder:
 
     def _mask(self, ref: PageRef, number: int) -> Tensor:
         shape = ref.n_keys, self._n_rows
-        if self._lasting_mask is None:
+        if self._lasting_mask is None or number >= LASTING_MASKS:
             return self._g.input(F16, *shape)
         return self._g.view(self._lasting_mask, shape, (), number * self._lasting_mask.nb[1])
 

@@ -24,7 +24,7 @@ from common.ggml.graph import ComputeBuffer
 from common.ggml.tensor import F16, I32, Arena, Tensor, host_view
 
 from .kv_source import QueryRows
-from .page_graph import PageGraph, PageGraphBuilder, PageRef, PageShape
+from .page_graph import LASTING_MASKS, PageGraph, PageGraphBuilder, PageRef, PageShape
 
 ROWS_MAX = 384
 """Query rows a head in one graph. More run in blocks: that bounds the memory of scores and costs no time."""
@@ -58,7 +58,9 @@ class PageKernel:
         self._few_rows_threads: int | None = None
         """Threads for a few rows when not all: of small heads there is so little work that sharing it costs more."""
         self._arena = Arena(2)
-        self._lasting_mask = self._arena.tensor(F16, shape.page_tokens * READ_OFF_ROWS_MAX, 2, name="masks")
+        self._lasting_mask = self._arena.tensor(
+            F16, shape.page_tokens * READ_OFF_ROWS_MAX, LASTING_MASKS, name="masks"
+        )
         self._key_numbers = self._arena.tensor(I32, shape.page_tokens, name="key numbers")
         self._arena.allocate(backend.buffer_type)
         self._key_numbers.write(np.arange(shape.page_tokens, dtype=np.int32))
@@ -173,9 +175,13 @@ class PageKernel:
             nodes.move(ref, self.shape)
             nodes.aim(ref.n_read(rows.end))
             if nodes.mask is not None:
-                slot = number - n_whole if graph.results is None else None
+                slot = number - n_whole
+                lasts = graph.results is None and slot < LASTING_MASKS
                 self._write_mask(
-                    nodes.mask, slot, (ref.first_position, nodes.n_read, rows, block.start), block
+                    nodes.mask,
+                    slot if lasts else None,
+                    (ref.first_position, nodes.n_read, rows, block.start),
+                    block,
                 )
         few = block.stop - block.start <= READ_OFF_ROWS_MAX
         self._backend.compute(graph.graph.ptr, self._few_rows_threads if few else None)

@@ -195,6 +195,21 @@ def test_more_rows_than_a_graph_takes_are_the_same_rows(backend: Backend, ggml_t
     case.close()
 
 
+@pytest.mark.parametrize("n_tokens", [193, 196, 200, 201])
+def test_the_last_few_rows_of_many_beside_more_pages_than_they_straddle(
+    backend: Backend, n_tokens: int
+) -> None:
+    """Small pages: the pages behind the first row need masks, and more of them than a few tokens ever straddle."""
+    case = Case(backend, 2, 2, 32, 64, 8)
+    rows = QueryRows(260, n_tokens, 2)
+    assert (rows.n_rows - 1) % ROWS_MAX < READ_OFF_ROWS_MAX + 2 and rows.n_rows > ROWS_MAX
+    for _ in range(2):  # masks that last must not be another ubatch's
+        q = case.queries(rows)
+        check(case, q, rows, TOLERANCE[F16])
+        check(case, case.queries(QueryRows(300, 1, 2)), QueryRows(300, 1, 2), TOLERANCE[F16])
+    case.close()
+
+
 def test_what_else_is_attended_changes_no_bit(backend: Backend) -> None:
     """A page alone, among others, and after the graph was aimed further: the same accumulators."""
     case = Case(backend, 2, 3, 64, 128, 3)
