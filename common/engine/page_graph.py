@@ -27,7 +27,7 @@ from common.limits import PAGE_PAD_TOKENS
 
 NODES_PER_PAGE_MAX, NODES_PER_PAGE_READ_OFF = 32, 16
 LASTING_MASKS = 2
-"""A few tokens straddle no more pages. The last few rows of many can have more that are masked: those of small pages."""
+"""A few tokens straddle no more pages. The last few rows of many can have more that are masked, of small pages."""
 F32_BYTES = 4
 Extents = tuple[int, int, int]
 
