@@ -60,7 +60,8 @@ class ContextExceededError(RequestError):
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
             f"the prompt has {n_prompt_tokens} tokens and the context holds {n_ctx}; shorten the prompt, or "
-            f"start with a larger context (OUTRIGGER_N_CTX)",
+            f"start with a larger context (OUTRIGGER_N_CTX; what of it is past OUTRIGGER_KV_HOST_TOKENS must have room "
+            f"in the journal, OUTRIGGER_JOURNAL_MIB)",
             param="messages",
         )
         self.n_prompt_tokens = n_prompt_tokens

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -51,7 +52,7 @@ class ControlClient:
             finally:
                 writer.close()
         except (OSError, TimeoutError) as error:
-            raise LinkDownError(f"the worker's control channel does not answer: {error}") from error
+            raise _silent(error) from error
 
     async def report(self) -> WorkerReported:
         """The worker's memory, heat and state. Raises LinkDownError or RemoteProtocolError."""
@@ -69,7 +70,7 @@ class ControlClient:
                     return await self._exchange(line)
             except (OSError, TimeoutError, ValueError) as error:
                 await self.close()
-                raise LinkDownError(f"the worker's control channel does not answer: {error}") from error
+                raise _silent(error) from error
             except BaseException:
                 await self.close()
                 raise
@@ -120,3 +121,12 @@ def _reported(answer: dict[str, Any]) -> WorkerReported:
         )
     except (KeyError, TypeError, ValueError) as error:  # msgspec's refusals are ValueErrors
         raise RemoteProtocolError(f"the worker's control channel lacks or breaks {error}") from None
+
+
+def _silent(error: Exception) -> LinkDownError:
+    """Nobody answers on the control channel, in the system's own words."""
+    number = error.errno if isinstance(error, OSError) else None
+    why = os.strerror(number) if number and number > 0 else str(error) or f"no answer in {ANSWER_S_MAX:g} s"
+    return LinkDownError(
+        f"the worker's control channel does not answer: {why}; is `outrigger worker` running there?"
+    )
