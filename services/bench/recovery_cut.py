@@ -89,8 +89,7 @@ class Conversation:
 
     def __init__(self, system: RunningSystem, prompt: Tokens, waits: Waits) -> None:
         self._system, self._prompt, self._waits = system, prompt, waits
-        self._client = HostClient(system.run_dir, name="bench")
-        self._client.answer_s_max = WHOLE_S_MAX
+        self._client = self._new_client()
         self._far_end = FarEnd(system.settings.worker.control_port)
         self.right: tuple[int, ...] = ()
 
@@ -157,6 +156,8 @@ class Conversation:
         pids, killed_s = self._system.pids(), time.monotonic()
         for name in KILLED:
             os.kill(pids[name], signal.SIGKILL)
+        self._client.close()  # in its mailbox the old process may still say that it is ready
+        self._client = self._new_client()
         self._until_ready()
         prompt, asked_s = np.concatenate((self._prompt, np.array(came, np.int32))), time.monotonic()
         again = self._ask(prompt, n_tokens=N_ANSWER - len(came))
@@ -172,6 +173,11 @@ class Conversation:
         self._until("the worker to have pages", lambda: self._value("broker", PLACED) >= wanted)
 
     # --- inside
+
+    def _new_client(self) -> HostClient:
+        client = HostClient(self._system.run_dir, name="bench")
+        client.answer_s_max = WHOLE_S_MAX
+        return client
 
     def _ask(
         self,
