@@ -36,7 +36,7 @@ HUNDREDTHS = (0.5, 0.9, 0.99)
 
 
 def settings_of(processes: Processes) -> Settings:
-    """Of the bridge and a worker that holds pages only, on free ports."""
+    """Of bridge, broker and a worker that holds pages only, on free ports."""
     port, control_port = free_port(), free_port()
     flags: dict[str, object] = {
         "run_dir": str(processes.run_dir("query")),
@@ -50,6 +50,7 @@ def settings_of(processes: Processes) -> Settings:
         "listen_pages_port": 0,
         "listen_control_port": control_port,
         "bridge_metrics_port": 0,
+        "broker_metrics_port": 0,
         "log_format": "json",
     }
     return load_settings(None, {}, flags)
