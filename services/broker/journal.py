@@ -82,7 +82,10 @@ class Journal:
         """What can still be kept, when every file goes that is not in use."""
         in_use = self.in_use()
         pinned = sum(file.n_bytes for path, file in self._files.items() if path in in_use)
-        disk = os.statvfs(self.directory)
+        try:
+            disk = os.statvfs(self.directory)
+        except OSError:  # somebody removed the folder; broker.py notices and begins anew
+            return 0
         return max(0, min(self.bytes_max - pinned, disk.f_bavail * disk.f_frsize + self.n_bytes - pinned))
 
     # --- keeping

@@ -201,7 +201,10 @@ class Holding:
         resident = self.n_tokens + n_more - self.memory.released * self.form.page_tokens
         is_kept = self.channel.is_open and not self.channel.standing.refused
         spare = 0 if is_kept else self.form.group_tokens  # to get over a broker that comes back
-        if resident <= self.limit + spare + 2 * UBATCH_TOKENS:
+        whole = max(
+            self.limit, self.form.group_tokens
+        )  # the newest token's group stays, however large groups are
+        if resident <= whole + spare + 2 * UBATCH_TOKENS:
             self._full_since_s = None
             return True
         now = self._clock()

@@ -140,6 +140,19 @@ def test_pages_that_left_change_no_bit(
     house.close()
 
 
+def test_a_group_larger_than_the_limit_stays_whole_and_older_ones_leave(tmp_path: Path) -> None:
+    settings = HostSettings(n_ctx=N_CTX, page_tokens=64, group_pages=16, kv_host_tokens=LIMIT, n_threads=1)
+    path = tmp_path / "model.gguf"
+    write_synthetic(GEOMETRIES["llama"], path, storage="q8_0")
+    decoding = Decoding("paged", 64, 16, many_rows_from=LIMIT)
+    with Engine.load(path, n_ctx=N_CTX, decoding=decoding, device="cpu") as engine:
+        right = answer(HeldSequence(engine))
+        house = House(engine, tmp_path, PeerWorker(), settings=settings)
+        assert np.array_equal(answer(house.sequence), right)
+        assert house.holding.group_released == 1 and house.workers[0].n_answers
+        house.close()
+
+
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_conversations_take_turns_and_none_gets_the_pages_of_another(
     engine: Engine, kept: np.ndarray, tmp_path: Path, n_workers: int
