@@ -23,9 +23,12 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 ON_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="only there can a running process be given less room for files"
 )
+FOUND_DAMAGED = "outrigger_page_hash_mismatch_total + outrigger_journal_damaged_total"
 NOT_STRUCK = {
     "Reads given back by a slow worker": "the guard is off here, for a busy machine would set it off; "
     "tests/services/mac/test_pairing.py gives reads back",
+    "Quarantine, and answers that were no numbers": "it takes a worker that computes wrongly and sends it well; "
+    "tests/services/mac/test_remote_pages.py and `outrigger verify --held` have such workers",
 }
 
 
@@ -123,22 +126,20 @@ def test_a_stranger_on_the_bus_is_told(watched):
         until(lambda: watched.value('outrigger_bus_dropped_total{reason="foreign"}') > 0)
 
 
-def test_a_page_that_rots_on_the_disk_is_noticed_and_the_worker_is_asked_no_more(watched):
-    """The host maps the journal's pages; one byte changes after it did, so that its own computation is another one."""
-    watched.wait_whole()
-    watched.chat("shore")
-    until(lambda: watched.value('outrigger_held_pages{where="worker"}') > 0)
-    checks = watched.value("outrigger_shadow_checks_total")
-    watched.chat("shore", then="Was it?")
-    until(lambda: watched.value("outrigger_shadow_checks_total") > checks)
+def test_pages_that_rot_on_the_disk_are_noticed_and_no_worker_is_blamed(watched):
+    """The host has mapped them; now its own computation would be another one."""
+    told = watched.chat("shore", then="Was it?")["choices"]
+    quarantines = watched.value("outrigger_pages_quarantines_total")
+    found = watched.value(FOUND_DAMAGED)
     for path in watched.journal.glob("*.journal"):
         with suppress(FileNotFoundError), path.open("r+b") as file:  # an old state's file may go meanwhile
             n_bytes = file.seek(0, 2)
             for offset in range(0, n_bytes, 64):
                 file.seek(offset + 1)
                 file.write(b"\x40")
-    watched.chat("shore", then="Was it not?", max_tokens=100)
-    until(lambda: watched.value("outrigger_pages_quarantined") > 0, 60.0)
+    assert watched.chat("shore", then="Was it?")["choices"] == told
+    until(lambda: watched.value(FOUND_DAMAGED) > found, 60.0)
+    assert watched.value("outrigger_pages_quarantines_total") == quarantines
 
 
 def test_every_panel_showed_something_by_now(watched):
