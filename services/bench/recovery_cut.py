@@ -26,7 +26,6 @@ from services.bench.compared import Compared
 from services.bench.faults.far_end import FarEnd
 from services.bench.faults.system import RunningSystem
 from services.bench.report import NotMeasuredError, Report
-from services.bench.scrape import scrape
 from services.bench.texts import natural_tokens
 from services.launch.vigil import EARLY_S
 
@@ -109,10 +108,10 @@ class Conversation:
         self._client.generate(self._prompt, 1)
         self.wait_whole()
         at: list[float] = []
-        before = self._value("mac", BY_WORKER)
+        before = self._system.value("mac", BY_WORKER)
         self.right = self._ask(self._prompt, lambda _index, _id: at.append(time.monotonic())).token_ids
         self._waits.token_s += np.diff(at).tolist()
-        self._waits.n_by_worker = int(self._value("mac", BY_WORKER) - before)
+        self._waits.n_by_worker = int(self._system.value("mac", BY_WORKER) - before)
 
     def cut(self) -> None:
         """The cable breaks once some tokens came: seconds to the second token from then on.
@@ -128,9 +127,9 @@ class Conversation:
                 cut_at = time.monotonic()
                 self._far_end.arm("cut now")
 
-        before = self._value("mac", BY_JOURNAL)
+        before = self._system.value("mac", BY_JOURNAL)
         found = self._ask(self._prompt, came).token_ids
-        self._waits.n_by_journal += int(self._value("mac", BY_JOURNAL) - before)
+        self._waits.n_by_journal += int(self._system.value("mac", BY_JOURNAL) - before)
         self._waits.cut_s.append(at[STRUCK_AT + 2] - cut_at)
         self._waits.compared.compare("cable cut", self.right, found)
         self.wait_whole()
@@ -170,7 +169,7 @@ class Conversation:
     def wait_whole(self) -> None:
         """Until the worker has what is not on the host. Raises ServiceError."""
         wanted = (len(self._prompt) - LIMIT) // GROUP_TOKENS
-        self._until("the worker to have pages", lambda: self._value("broker", PLACED) >= wanted)
+        self._until("the worker to have pages", lambda: self._system.value("broker", PLACED) >= wanted)
 
     # --- inside
 
@@ -203,12 +202,6 @@ class Conversation:
             if time.monotonic() > until_s:
                 raise ServiceError(f"waited {WHOLE_S_MAX:.0f} s for {what}:\n{self._system.said()[-2000:]}")
             time.sleep(0.02)
-
-    def _value(self, process: str, series: str) -> float:
-        port = getattr(self._system.settings.metrics, f"{process}_port")
-        with contextlib.suppress(OSError):
-            return scrape(port).get(series, 0.0)
-        return 0.0
 
 
 def measure(report: Report) -> Waits:

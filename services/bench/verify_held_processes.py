@@ -28,7 +28,6 @@ from services.bench.compared import Compared
 from services.bench.faults.system import RunningSystem
 from services.bench.report import NotMeasuredError, Report
 from services.bench.rig import Rig
-from services.bench.scrape import scrape
 from services.bench.texts import natural_tokens
 from services.client import OutriggerClient, PieceWritten, ReadingPrompt
 
@@ -183,7 +182,7 @@ class _Talk:
                 worker = self._client.status().worker.state
             alive = {name for name, pid in self._system.pids().items() if pid not in self._killed}
             missing = self._names - alive
-            n_groups = [self._value("broker", PLACED.format(number)) for number in (0, 1)]
+            n_groups = [self._system.value("broker", PLACED.format(number)) for number in (0, 1)]
             if all(n_groups) and worker == "ready" and not missing:
                 return
             time.sleep(0.1)
@@ -230,7 +229,8 @@ class _Talk:
 
     def _groups(self) -> tuple[float, float]:
         told = (
-            self._value("mac", f'outrigger_held_groups_total{{where="{w}"}}') for w in ("worker", "journal")
+            self._system.value("mac", f'outrigger_held_groups_total{{where="{w}"}}')
+            for w in ("worker", "journal")
         )
         return next(told), next(told)
 
@@ -240,12 +240,6 @@ class _Talk:
         more = [n - b if n >= b else n for n, b in zip(now, before, strict=True)]
         self.n_remote += int(more[0])
         self.n_journal += int(more[1])
-
-    def _value(self, process: str, series: str) -> float:
-        port = getattr(self._system.settings.metrics, f"{process}_port")
-        with contextlib.suppress(OSError):
-            return scrape(port).get(series, 0.0)
-        return 0.0
 
 
 def _thaw(pid: int) -> None:

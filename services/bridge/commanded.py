@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +18,8 @@ from common.log import get_log
 log = get_log()
 
 
-class CommandedThread(threading.Thread):
-    """A subclass has `_step` (wait for `_wake` too, then `_obey`), `_close_sockets` and `_end` (sets `_running`)."""
+class CommandedThread(ABC, threading.Thread):
+    """A subclass says what a step is, and how it ends."""
 
     def __init__(self, name: str, ended: Callable[[], None]) -> None:
         """ended is called on the thread at its end, whatever ended it."""
@@ -64,11 +65,14 @@ class CommandedThread(threading.Thread):
         while self._commands:
             self._commands.popleft()()
 
+    @abstractmethod
     def _step(self) -> None:
-        raise NotImplementedError
+        """Waits for what there is to do, and for `_wake`; does it, and obeys."""
 
+    @abstractmethod
     def _close_sockets(self) -> None:
-        raise NotImplementedError
+        """On the thread, at its end."""
 
+    @abstractmethod
     def _end(self) -> None:
-        raise NotImplementedError
+        """On the thread: answers what is at hand and clears `_running`."""

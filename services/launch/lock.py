@@ -69,13 +69,13 @@ def _unwritable(error: OSError) -> SettingError:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock file `path`."""
+    """Whether a living process holds the lock of `path`, a file or (a broker's journal) a folder."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:

@@ -5,10 +5,10 @@ Looks from outside and changes nothing. Used by services.bench.drill.system and 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from services.launch.lock import is_held
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,4 @@ def look_at(directory: Path) -> JournalState:
             sizes.append(path.stat().st_size)
         except FileNotFoundError:
             continue
-    return JournalState(len(sizes), sum(sizes), _is_locked(directory))
-
-
-def _is_locked(directory: Path) -> bool:
-    try:
-        fd = os.open(directory, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return JournalState(len(sizes), sum(sizes), is_held(directory))

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from common.config import Settings, load_settings, to_environ
 from common.errors import ServiceError
 from services.bench.processes import free_port
+from services.bench.scrape import scrape
 from services.client import OutriggerClient
 from services.launch.inquiry import ask_launch
 from services.runtime.guard import PARENT_VARIABLE
@@ -82,6 +84,13 @@ class RunningSystem:
             return {each.process: each.uptime_s for each in ask_launch(self.run_dir).processes if each.pid}
         except ServiceError:
             return {}
+
+    def value(self, process: str, series: str) -> float:
+        """A sample of a process, by its name with labels; 0 where it has none, or while the process is not there."""
+        port = getattr(self.settings.metrics, f"{process}_port")
+        with suppress(OSError):
+            return scrape(port).get(series, 0.0)
+        return 0.0
 
     def client(self) -> OutriggerClient:
         """A client of the gateway's ZeroMQ door."""

@@ -5,7 +5,6 @@ Changes nothing, not even the folder's mode. Used by services.cli.doctor.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from common.errors import OutriggerError
 from common.limits import MIB
 from common.model.spec import ModelSpec
 from services.launch.doctor.facts import Journal
+from services.launch.lock import is_held
 
 F16_BYTES = 2
 
@@ -53,17 +53,7 @@ def folder_problem(folder: Path) -> str:
 
 def _locked(folder: Path) -> str:
     """Whether a broker of another run keeps its journal there: such a folder is locked."""
-    try:
-        held = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return ""  # not made yet
-    try:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return "another broker keeps its journal in the same folder"
-    finally:
-        os.close(held)
-    return ""
+    return "another broker keeps its journal in the same folder" if is_held(folder) else ""
 
 
 def _token_bytes(model: str) -> int:
