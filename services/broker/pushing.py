@@ -42,6 +42,8 @@ class Pushing:
         """Seconds of the way to it and back."""
         self.pace_s = 0.0
         """Seconds that it took of late to attend a group, for each row of a query; 0: not measured."""
+        self._paced: h.PagesPaced | None = None
+        """What the bridge said last."""
         self.bytes_per_s = 0.0
         self.n_pushes = 0
         self.n_mismatches = 0
@@ -142,8 +144,15 @@ class Pushing:
         self._forget()
 
     def paced(self, message: h.PagesPaced) -> None:
-        """The bridge measured how long its answers take."""
+        """The bridge measured how long its answers take; it says so again and again, also when there were no more."""
+        if message == self._paced:
+            return
+        self._paced = message
         self.wait_s, self.pace_s, self.n_rows = message.wait_s, message.row_s, message.n_rows
+
+    def forget_pace(self) -> None:
+        """What was measured is too old to go by."""
+        self.wait_s = self.pace_s = 0.0
 
     def erred(self, message: h.WorkerErred) -> None:
         """The host could not use an answer. Quarantine ends when another worker, or a new life, comes up."""

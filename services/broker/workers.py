@@ -21,6 +21,11 @@ MOVE_EVERY_S = 10.0
 """Between two moves of runs: a worker whose run begins elsewhere is filled anew."""
 
 
+OLD_S = 30.0
+"""After so long without a run a worker's pace is forgotten: who holds nothing is asked nothing, so it would be measured
+never again, and be left out for good because of one busy moment."""
+
+
 class Workers:
     """One Pushing a worker, in the order of their numbers."""
 
@@ -28,6 +33,7 @@ class Workers:
         self.pushings = pushings
         self._clock = clock
         self._up_at: dict[int, float] = {}
+        self._ran_at: dict[int, float] = {}
         self._moved_at = float("-inf")
 
     def share(self, held: Held) -> Iterator[tuple[Pushing, list[Said]]]:
@@ -35,6 +41,7 @@ class Workers:
         for each in self.pushings:
             yield each, each.serve(held)
         there = [each for each in self.pushings if self._counts(each)]
+        self._forget_old_paces(there)
         for each in self.pushings:
             if each not in there and each.has_run:
                 yield each, each.assign(0, 0)
@@ -65,6 +72,14 @@ class Workers:
         for each, behind in itertools.pairwise(runs):
             each.relief = behind
         self.settle()
+
+    def _forget_old_paces(self, there: Sequence[Pushing]) -> None:
+        now = self._clock()
+        for each in there:
+            if each.has_run or not each.pace_s:
+                self._ran_at[each.worker] = now
+            elif now - self._ran_at.setdefault(each.worker, now) >= OLD_S:
+                each.forget_pace()
 
     def settle(self) -> None:
         """Something happened: who answers beyond its run because the one behind it is not filled yet?"""

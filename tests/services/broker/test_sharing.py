@@ -16,7 +16,7 @@ from common.wire import held as h
 from services.broker.ledger import Held
 from services.broker.pushing import Pushing, Said
 from services.broker.sharing import WorkerRoom, plan_shares, shares
-from services.broker.workers import AWAY_S, MOVE_EVERY_S, Workers
+from services.broker.workers import AWAY_S, MOVE_EVERY_S, OLD_S, Workers
 from tests.services.broker.pages import FORM
 
 GROUP = FORM.group_tokens
@@ -112,6 +112,37 @@ def test_what_has_room_is_used_however_much_is_left_over():
 def test_a_worker_that_comes_late_takes_the_newest_and_nobody_begins_anew():
     made = plan_shares(8, [WorkerRoom(1, 0.1, 10**6, 0), WorkerRoom(0, 0.0, 10**6)], GROUP, may_move=False)
     assert [(share.worker, share.group_first, share.group_end) for share in made] == [(1, 0, 4), (0, 4, 8)]
+
+
+def test_a_worker_that_was_slow_once_is_tried_again_though_its_bridge_repeats_itself():
+    """Its pace was measured in a busy moment; since then it holds nothing, and nobody measures it."""
+    now, held = 0.0, Held(1, FORM, 512)
+    pushings = [Pushing(number) for number in range(2)]
+    workers = Workers(pushings, clock=lambda: now)
+    for page in range(8 * FORM.group_pages):
+        for layer in FORM.layers:
+            held.places[page, layer] = h.PagePlace(layer, page, "/j", 0, page)
+    slow = h.PagesPaced(30.0, 1.0, 1)
+
+    def has_runs() -> list[bool]:
+        for pushing in pushings:
+            pushing.paced(slow if pushing.worker else h.PagesPaced(0.0, 0.001, 1))
+        for pushing, said in workers.share(held):
+            for message in said:
+                if isinstance(message, h.HoldPages):
+                    pushing.granted(h.PagesGranted(message.ticket, 1 + pushing.worker, 1, 1, 100 * GROUP, 0))
+        return [pushing.has_run for pushing in pushings]
+
+    for pushing in pushings:
+        pushing.up(h.PagesUp(1, "x", 0))
+    has_runs()  # asks for room
+    assert has_runs() == [True, False]
+    now += OLD_S - 1
+    assert has_runs() == [True, False]
+    now += 1
+    assert has_runs() == [True, True]
+    now += 1
+    assert has_runs() == [True, True], "what was said before must not count as a new measurement"
 
 
 class FarEnd:
